@@ -21,10 +21,8 @@ from txl.language_model import LanguageModel, load
 from txl.paper import attention_maps, recl
 from txl.paths import replace_bytes, replace_text, results_folder
 from txl.pictures import missing
-from txl.text.vocabulary import Tokens
 
 _TEXT, _HOW = "Text", "How"
-SAVE_EVERY_S = 20.0
 FIGURE_RATIO = 0.1  # fraction of positions in figure 3
 TARGETS = 64  # number of targets in figure 6 and in the page, from the middle of the text
 
@@ -49,8 +47,7 @@ def recl_command(
 ) -> None:
     """Measure how far back models make use of a text: the paper's RECL, figures 3 and 4.
 
-    Every prediction is made from exactly so many tokens and an empty state. Started again, the
-    command goes on where it was interrupted.
+    Every prediction is made from exactly so many tokens and an empty state.
     """
     try:
         ratios = [float(part) for part in ratio.split(",")]
@@ -69,15 +66,22 @@ def recl_command(
                 f"{name}: contexts begin at {step} tokens, beyond the {limit} that its absolute positions reach; "
                 f"--step must be at most {limit}"
             )
+        if limit is not None and limit < layout.longest:
+            limits[name] = limit - limit % step
+            say(f"{name}: its contexts end at {limits[name]} tokens, as its absolute positions reach {limit}")
     folder = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "recl"
-    with results_folder(folder, "--out"), results_folder(folder / "losses", "--out"):
+    with results_folder(folder, "--out"):
         positions = len(layout.positions())
         if positions < samples:
             say(f"the text has {positions:,} positions after a context of {layout.longest:,}; all are taken")
         losses, seconds = {}, {}
         for name, model in group.items():
             began = time.perf_counter()
-            losses[name] = _losses(name, model, tokens, layout, folder / "losses")
+            with EvaluationProgress(console, name, positions) as progress:
+                losses[name] = recl.measure(
+                    recl.NetworkLosses(model), tokens, layout, limit=limits[name], device=model.model.device,
+                    watch=progress.update,
+                )  # fmt: skip
             seconds[name] = time.perf_counter() - began
         perplexities = {name: [perplexity(x) for x in values.mean(1)] for name, values in losses.items()}
         effective = {r: recl.effective_context(losses, layout.lengths, r, limits=limits) for r in ratios}
@@ -112,32 +116,6 @@ def _group(models: list[LanguageModel], paths: list[Path]) -> dict[str, Language
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
     return dict(zip(names, models, strict=True))
-
-
-def _losses(name: str, model: LanguageModel, tokens: Tokens, layout: recl.Layout, folder: Path) -> recl.Array:
-    """Return all losses of a model, [C, N]: read from the folder if measured before, else measured
-    and saved."""
-    predict = recl.NetworkLosses(model)
-    cost, kept = layout.cost(predict.limit), folder / f"{recl.fingerprint(model.digest, tokens, layout)}.npz"
-    values = recl.kept_losses(kept, layout)
-    told = f", {np.isfinite(values).mean():.0%} of the losses kept" if np.isfinite(values).any() else ""
-    limited = "" if predict.limit is None else f"; longer contexts than its {predict.limit} are that one"
-    say(f"{name}: {cost:,} tokens to read{told}{limited}")
-    saved = time.perf_counter()
-    with EvaluationProgress(console, name, cost) as progress:
-
-        def watch(done: int) -> None:
-            nonlocal saved
-            progress.update(done)
-            if time.perf_counter() - saved > SAVE_EVERY_S:
-                recl.keep_losses(kept, values)
-                saved = time.perf_counter()
-
-        try:
-            device = model.model.device
-            return recl.measure(predict, tokens, layout, limit=predict.limit, values=values, device=device, watch=watch)
-        finally:
-            recl.keep_losses(kept, values)
 
 
 def _print(effective: dict[float, dict[str, recl.Effective]], perplexities: dict[str, list[float]], title: str) -> None:

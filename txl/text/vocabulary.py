@@ -1,6 +1,5 @@
 """Vocabularies of bytes or words, and their files."""
 
-import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -31,11 +30,6 @@ def token_dtype(size: int) -> type[np.unsignedinteger[Any]]:
     if size <= 1 << 8:
         return np.uint8
     return np.uint16 if size <= 1 << 16 else np.uint32
-
-
-def content(tokens: Tokens) -> str:
-    """Return the SHA-256 of tokens."""
-    return hashlib.sha256(np.ascontiguousarray(tokens).data).hexdigest()
 
 
 class Vocabulary(Protocol):

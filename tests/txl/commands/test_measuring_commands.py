@@ -3,18 +3,14 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from command_helpers import SMALL, Run, one_line
 
 from txl import load
-from txl.commands import measure
 from txl.model.config import config_from_json
-from txl.paper import recl
 from txl.text.corpus import Corpus
-from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
 from txl.training.trainer import Trainer
 
@@ -44,7 +40,7 @@ def test_recl_of_a_group(txl: Run, run: Path, runs: dict[str, Path], tmp_path: P
     result = json.loads((tmp_path / "recl.json").read_text())
     assert result["contexts"] == [8, 16, 24, 32]
     assert result["limits"] == {run.name: None, "lstm": None, "learned": 16}
-    assert "longer contexts than its 16 are that one" in done.stdout
+    assert "its contexts end at 16 tokens, as its absolute positions reach 16" in done.stdout
     for group in result["effective"].values():
         short = [found["short"] for found in group.values()]
         assert short[0] == short[1] == short[2]
@@ -53,7 +49,7 @@ def test_recl_of_a_group(txl: Run, run: Path, runs: dict[str, Path], tmp_path: P
     for name in ("figure-3.png", "figure-4.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     again = txl("recl", run, runs["lstm"], runs["learned"], *RECL, "--out", tmp_path)
-    assert again.stdout.count("100% of the losses kept") == 3
+    assert again.returncode == 0, again.stderr
     second = json.loads((tmp_path / "recl.json").read_text())
     assert {**second, "seconds": 0} == {**result, "seconds": 0}
 
@@ -66,57 +62,6 @@ def test_recl_of_a_name_that_is_markup_and_mathematics(txl: Run, run: Path, tmp_
     assert "[b] $a$b$" in done.stdout
     assert (odd / "recl" / "figure-3.png").stat().st_size > 1000
     assert txl("eval", odd).returncode == 0
-
-
-def test_recl_measures_what_was_loaded(txl: Run, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint that is replaced meanwhile, by a run that goes on, is measured anew."""
-    copy = tmp_path / "run"
-    shutil.copytree(run, copy)
-    load = measure.load
-
-    def replaced(path: Path, device: object) -> object:
-        loaded = load(path, device)
-        checkpoints.save(copy / "best.safetensors", loaded.model, loaded.vocabulary, {"step": 99}, {})
-        return loaded
-
-    with monkeypatch.context() as patched:
-        patched.setattr(measure, "load", replaced)
-        assert txl("recl", copy, *RECL).returncode == 0
-    again = txl("recl", copy, *RECL)
-    assert again.returncode == 0, again.stderr
-    assert "of the losses kept" not in again.stdout
-
-
-def test_recl_goes_on_where_it_was_interrupted(
-    txl: Run, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = txl("recl", run, *RECL, "--out", tmp_path / "whole")
-    assert whole.returncode == 0, whole.stderr
-    called = recl.NetworkLosses.__call__
-    lengths: list[int] = []
-
-    def interrupted(*arguments: Any) -> Any:
-        lengths.append(arguments[1].size(1))
-        if len(lengths) == 3:
-            raise KeyboardInterrupt
-        return called(*arguments)
-
-    monkeypatch.setattr(recl.NetworkLosses, "__call__", interrupted)
-    stopped = txl("recl", run, *RECL, "--out", tmp_path / "parts")
-    assert stopped.returncode == 130
-    assert not (tmp_path / "parts" / "recl.json").exists()
-    done = txl("recl", run, *RECL, "--out", tmp_path / "parts")
-    assert done.returncode == 0, done.stderr
-    assert "of the losses kept" in done.stdout
-    assert lengths[3] == lengths[2]  # after the two that were kept
-    files = [next((tmp_path / name / "losses").glob("*.npz")) for name in ("whole", "parts")]
-    values = [np.load(path)["values"] for path in files]
-    np.testing.assert_array_equal(values[1], values[0])
-    # Of a damaged file nothing is taken.
-    files[1].write_bytes(files[1].read_bytes()[:100])
-    repaired = txl("recl", run, *RECL, "--out", tmp_path / "parts")
-    assert repaired.returncode == 0
-    assert "of the losses kept" not in repaired.stdout
 
 
 def test_attention(txl: Run, run: Path, corpus: Corpus, tmp_path: Path) -> None:
@@ -159,12 +104,12 @@ def test_generate_by_an_lstm(txl: Run, runs: dict[str, Path]) -> None:
 BAD = {
     "recl {run} {other}": "its vocabulary is not that of",
     "recl {run} {run}": "a model is given twice",
-    "recl {run} --step 200 --split test": "too few for one position after a context of 2,000",
+    "recl {run} --step 200 --split test": "fewer than two contexts of 2,000",
     "recl {learned} --step 24 --contexts 3 --split train": "contexts begin at 24 tokens, beyond the 16",
     "recl {sinusoid} --step 24 --contexts 3 --split train": "contexts begin at 24 tokens, beyond the 16",
-    "recl {run} --samples 0": "samples must be >= 1, got 0",
-    "recl {run} --contexts 1": "contexts must be >= 2, got 1",
-    "recl {run} --step 0": "step must be >= 1, got 0",
+    "recl {run} --samples 0": "samples must be from 1 to",
+    "recl {run} --contexts 1": "contexts must be from 2 to",
+    "recl {run} --step 0": "step must be from 1 to",
     "recl {run} --ratio 0.1,2": "--ratio takes numbers in (0, 1] separated by commas, got '0.1,2'",
     "recl {run} --ratio few": "--ratio takes numbers in (0, 1] separated by commas, got 'few'",
     "recl {run} {run}/best.safetensors": "a model is given twice",
