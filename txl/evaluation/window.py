@@ -9,7 +9,7 @@ from torch import Tensor
 from txl.errors import TxlError
 from txl.evaluation.readers import Reader, check_attn_len, check_clamp_len, seeing
 from txl.model import Network
-from txl.model.config import PLACES, ModelConfig
+from txl.model.config import ModelConfig
 from txl.text.corpus import as_tensor
 from txl.text.vocabulary import Tokens
 
@@ -29,7 +29,7 @@ def learned_positions(model: Network) -> int | None:
     """Return the maximum length of a segment, which is the number of learned positions; None if the
     model has none."""
     config = model.config
-    return config.table_len if isinstance(config, ModelConfig) and config.encoding in PLACES else None
+    return config.table_len if isinstance(config, ModelConfig) and config.encoding == "learned" else None
 
 
 class WindowReader(Reader):

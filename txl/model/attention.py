@@ -129,25 +129,18 @@ class AbsoluteAttention(nn.Module):
             seen &= key > query - self.window
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=p)
 
-    def forward(self, x: Tensor, memory: Tensor | None = None, *, queries: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         """Attend from [B, L, d_model] to memory [B, M, d_model] and itself -> [B, L, d_model]. Both
-        inputs include their positions.
-
-        queries: input [B, L, d_model] of the query projection; None for x.
-        """
+        inputs include their positions."""
         width = self.n_head * self.d_head
         parts = [(x, ALL)]
         if memory is not None:
             parts.append((memory, slice(width, None)))
-        if queries is not None:
-            parts.append((queries, slice(None, width)))
         projected, *others = project_parts(self.qkv, 1, *parts)
         q, k, v = projected.split(width, -1)
         if memory is not None:
             k_mem, v_mem = others[0].split(width, -1)
             k, v = torch.cat([k_mem, k], 1), torch.cat([v_mem, v], 1)
-        if queries is not None:
-            q = others[-1]
         q, k, v = (part.unflatten(-1, (self.n_head, self.d_head)).transpose(1, 2) for part in (q, k, v))
         return project(self.out, self.attend(q, k, v).transpose(1, 2).flatten(-2))
 

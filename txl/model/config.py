@@ -7,13 +7,9 @@ from typing import Any, ClassVar, Literal, get_args
 from txl.errors import TxlError
 from txl.fields import POSITIVE, RATE, check_ranges, check_types, option
 
-Encoding = Literal[
-    "relative", "shaw", "shaw-released", "sinusoid", "sinusoid-released", "learned", "learned-released"
-]  # fmt: skip
+Encoding = Literal["relative", "shaw", "shaw-released", "sinusoid", "learned"]
 ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
-PLACES = ("learned", "learned-released")  # one learned vector for each position in the segment and layer
-TABLES = ("shaw", "shaw-released", *PLACES)  # encodings with table_len learned rows
-ABSOLUTE = ("sinusoid", "sinusoid-released", *PLACES)  # added to hidden states instead of scores
+TABLES = ("shaw", "shaw-released", "learned")  # encodings with table_len learned rows
 
 _MODEL, _REGULAR, _SOFTMAX, _TRAINING = "Model", "Regularisation", "Vocabulary", "Training"  # headings of --help
 MAX_BINS = 1000
@@ -131,13 +127,10 @@ class ModelConfig(NetworkConfig):
             and (b). "shaw-released": the released code's attn_type 1, which adds term (c), a bias
             for each key, and for (d) a learned bias for each distance. "sinusoid": Vaswani et al.
             2017, added to the embeddings. "learned": Al-Rfou et al. 2018, added to the input of
-            every layer. "sinusoid-released", "learned-released": the released code's attn_type 2
-            and 3. They number positions so that a segment's last token has sinusoid 0 or the
-            table's last row; with pre_norm, queries are projected from hidden states before the
-            layer norm, keys and values from those after it.
+            every layer.
         table_len: rows of a learned encoding, None for other encodings. For "shaw" and
-            "shaw-released": the number of distances (longer ones share the last row). For "learned"
-            and "learned-released": the longest segment.
+            "shaw-released": the number of distances (longer ones share the last row). For
+            "learned": the longest segment.
         window: keys a query sees, its own position included; None for all of memory and segment.
             The original PyTorch code's same_length is window = mem_len, the TensorFlow code's
             mem_len + 1.
@@ -193,13 +186,7 @@ class ModelConfig(NetworkConfig):
     @property
     def absolute(self) -> bool:
         """Whether positions are absolute, within the segment, so that keys cannot be cached."""
-        return self.encoding in ABSOLUTE
-
-    @property
-    def raw_queries(self) -> bool:
-        """Whether queries are projected from hidden states before the layer norm, keys and values
-        after."""
-        return self.pre_norm and self.absolute and self.encoding.endswith("-released")
+        return self.encoding in ("sinusoid", "learned")
 
     def attn_len(self, tgt_len: int) -> int:
         """Return the maximum number of keys a token sees when text is read in segments of

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from txl.errors import TxlError
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, init_tables
 from txl.model.attention import Biases, ReleasedShawAttention, ShawAttention, make_attention
-from txl.model.config import PLACES, ModelConfig, NetworkConfig
+from txl.model.config import ModelConfig, NetworkConfig
 from txl_kernels import KeyValueCache, RelAttention, sinusoid
 from txl_kernels.layer import SegmentAttention
 from txl_kernels.linear import project
@@ -111,9 +111,7 @@ class Block(nn.Module):
         self.pre_norm, self.recompute = config.pre_norm, False
         self.attention = make_attention(config, biases)
         self.places: nn.Parameter | None = None
-        self.last_rows = config.encoding == "learned-released"  # a short segment takes the last rows of places
-        self.raw_queries = config.raw_queries
-        if config.encoding in PLACES:
+        if config.encoding == "learned":
             assert config.table_len is not None
             self.places = nn.Parameter(torch.zeros(config.table_len, config.d_model))
         self.dropout = hidden_dropout(config)
@@ -134,8 +132,7 @@ class Block(nn.Module):
                 f"a segment of {hidden.size(1)} tokens is beyond the model's {self.places.size(0)} learned positions "
                 "(table_len)"
             )
-        first = self.places.size(0) - hidden.size(1) if self.last_rows else 0
-        return hidden + self.places[first : first + hidden.size(1)]
+        return hidden + self.places[: hidden.size(1)]
 
     def attention_input(self, hidden: Tensor) -> Tensor:
         """Return the input of the attention's projections for hidden states, those of the segment
@@ -168,9 +165,7 @@ class Block(nn.Module):
 
     def _forward(self, hidden: Tensor, memory: Tensor | None, positions: Tensor | None) -> Tensor:
         past = None if memory is None else self.attention_input(memory)
-        if self.raw_queries:
-            attended = self.attention(self.attention_input(hidden), past, queries=hidden)
-        elif positions is None:
+        if positions is None:
             attended = self.attention(self.attention_input(hidden), past)
         else:
             attended = self.attention(self.attention_input(hidden), past, positions=positions)
@@ -241,10 +236,8 @@ class Trunk(nn.Module):
         """Embed tokens: [B, L] -> [B, L, d_model], scaled by sqrt(d_model), plus sinusoids for an
         encoding that adds them."""
         embedded: Tensor = self.embedding(tokens)
-        if self.config.encoding in ("sinusoid", "sinusoid-released"):
+        if self.config.encoding == "sinusoid":
             places = torch.arange(tokens.size(1), device=tokens.device)
-            if self.config.encoding == "sinusoid-released":
-                places = places.flip(0)
             embedded = embedded + sinusoid(places, self.config.d_model, embedded.dtype)
         return embedded
 

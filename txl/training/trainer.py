@@ -18,7 +18,7 @@ from txl.distributed import SharedError, World, agree_on
 from txl.errors import Interrupted, TxlError
 from txl.evaluation.evaluate import Reading, Score, Sizes, evaluate, perplexity, resolve
 from txl.model import Network, make_network
-from txl.model.config import PLACES, Config, RecurrentConfig
+from txl.model.config import Config, RecurrentConfig
 from txl.paths import AnyPath, lock_folder, replace_text
 from txl.text.corpus import Corpus, load
 from txl.text.streams import training_streams
@@ -430,7 +430,7 @@ def _check_fit(model: Config, training: TrainConfig, segment: int) -> None:
                 f"a network of kind {model.network!r} cannot read tokens again: ext_len must be 0 and loss 'full', got "
                 f"{training.ext_len} and {training.loss!r}"
             )
-    elif model.encoding in PLACES and segment > (model.table_len or 0):
+    elif model.encoding == "learned" and segment > (model.table_len or 0):
         raise TxlError(f"segments of {segment} tokens are beyond the {model.table_len} learned positions of table_len")
 
 

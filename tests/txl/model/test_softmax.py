@@ -188,7 +188,7 @@ def test_bad_targets() -> None:
         ({"tie_projs": "all", "tie_weight": False}, "tie_projs needs tie_weight"),
         (
             {"encoding": "rotary"},
-            "learned, learned-released, got 'rotary'",
+            "sinusoid, learned, got 'rotary'",
         ),
         ({"encoding": "shaw"}, "table_len must be given with encoding='shaw'"),
         ({"table_len": 3}, "table_len is for a learned encoding"),
