@@ -1,6 +1,5 @@
 """Attention modules for each position encoding; that of the paper is `RelAttention`."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -101,9 +100,6 @@ class AbsoluteAttention(nn.Module):
 
     Args:
         window: keys a query sees, its own position included; None for all.
-
-    Attributes:
-        attend: function of q [B, H, L, D], k and v [B, H, M + L, D] that returns [B, H, L, D].
     """
 
     def __init__(
@@ -114,9 +110,9 @@ class AbsoluteAttention(nn.Module):
         width = n_head * d_head
         self.qkv = nn.Linear(d_model, 3 * width, bias=False)  # rows: q, then k, then v
         self.out = nn.Linear(width, d_model, bias=False)
-        self.attend: Callable[[Tensor, Tensor, Tensor], Tensor] = self._fused
 
-    def _fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Compute [B, H, L, D] from q [B, H, L, D], k and v [B, H, M + L, D]."""
         p = self.attn_dropout if self.training else 0.0
         if q.size(2) == k.size(2) and self.window is None:
             return F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)

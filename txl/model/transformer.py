@@ -56,22 +56,11 @@ def remember(past: Tensor | None, hidden: Tensor, mem_len: int, ext_len: int = 0
     return torch.cat([past[:, past.size(1) - keep :], new.to(past.dtype)], 1)
 
 
-class VariationalDropout(nn.Module):
+class VariationalDropout(nn.Dropout1d):
     """Dropout of [B, L, d] with a mask [B, 1, d] that is the same at all positions of a segment."""
 
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-
     def forward(self, hidden: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return hidden
-        kept = 1 - self.p
-        mask = torch.empty_like(hidden[:, :1]).bernoulli_(kept) / kept
-        return hidden * mask
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
+        return super().forward(hidden.mT).mT
 
 
 def hidden_dropout(config: NetworkConfig, p: float | None = None) -> nn.Module:
