@@ -247,7 +247,8 @@ class Trunk(nn.Module):
         """Compute the hidden states of a segment, given the memory of the segments before it.
 
         Args:
-            tokens: [B, L], integers below vocab_size.
+            tokens: [B, L], integers below vocab_size; or their embeddings [B, L, d_model], as
+                `embed` returns them.
             memory: the memory returned for the previous segment; None at the start of a text.
             mem_len: number of states to keep as memory; None for the configuration's.
             ext_len: tokens at the segment's end with which the next segment begins again.
@@ -258,19 +259,11 @@ class Trunk(nn.Module):
             ValueError: tokens is not [B, L] with L >= 1, or memory has another batch size or number
                 of layers.
         """
-        check_tokens(tokens)
-        return self.read_embedded(self.embed(tokens), memory, mem_len=mem_len, ext_len=ext_len, last=last)
-
-    def read_embedded(
-        self,
-        embedded: Tensor,
-        memory: HiddenMemory | None = None,
-        *,
-        mem_len: int | None = None,
-        ext_len: int = 0,
-        last: int | None = None,
-    ) -> States:
-        """As `read`, from embeddings [B, L, d_model] as `embed` returns them."""
+        if tokens.is_floating_point():
+            embedded = tokens
+        else:
+            check_tokens(tokens)
+            embedded = self.embed(tokens)
         c = self.config
         mem_len = c.mem_len if mem_len is None else mem_len
         if memory is None:
@@ -307,7 +300,7 @@ class Trunk(nn.Module):
                 block.attention.fill_cache(cache, block.attention_input(zeros[i]))
 
     def read_cached(self, embedded: Tensor, caches: Sequence[KeyValueCache]) -> Tensor:
-        """Return hidden states as `read_embedded` does, taking a layer's keys and values from its
+        """Return hidden states as `read` does, taking a layer's keys and values from its
         cache and appending the new ones. For evaluation with relative positions."""
         hidden = embedded
         for block, cache in zip(self.layers, caches, strict=True):
