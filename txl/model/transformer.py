@@ -1,6 +1,6 @@
 """The language models of the paper: embeddings, layers with memory, softmax."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -161,6 +161,38 @@ class Block(nn.Module):
         return self.after_attention(hidden, attended)
 
 
+class LanguageNetwork(nn.Module):
+    """The interface that `TransformerXL` and `RecurrentNetwork` share.
+
+    Attributes:
+        softmax: log-probabilities and losses of hidden states.
+    """
+
+    embedding: AdaptiveEmbedding
+    softmax: AdaptiveSoftmax
+    read: Callable[..., States]
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.embedding.tables[0].device
+        return device
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return scores [.., vocab_size] of the next token from [.., d_model]; see
+        `AdaptiveSoftmax.logits`."""
+        return self.softmax.logits(hidden)
+
+    def forward(self, tokens: Tensor, memory: HiddenMemory | None = None) -> tuple[Tensor, HiddenMemory | None]:
+        """Compute scores of the token after each position; arguments and errors as in `read`.
+
+        Returns:
+            Scores [B, L, vocab_size] (see `logits`) and the memory for the next segment, None if
+            mem_len is 0.
+        """
+        states = self.read(tokens, memory)
+        return self.logits(states.hidden), states.memory
+
+
 class Trunk(nn.Module):
     """The network without its softmax: tokens to hidden states. Memory is an argument and a result.
 
@@ -203,11 +235,6 @@ class Trunk(nn.Module):
     @property
     def layers(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]
-
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.embedding.tables[0].device
-        return device
 
     def initial_memory(self, batch: int, mem_len: int | None = None) -> tuple[Tensor, ...] | None:
         """Return the memory at the start of a text: None, or zero states for each layer
@@ -317,14 +344,13 @@ class Trunk(nn.Module):
         return dropped
 
 
-class TransformerXL(Trunk):
+class TransformerXL(Trunk, LanguageNetwork):
     """The language model. Memory is an argument and a result of `forward`.
 
     `ModelConfig` selects the paper's variants. For evaluation and generation use `txl.Engine`,
     which caches keys and values (relative positions only).
 
     Attributes:
-        softmax: log-probabilities and losses of hidden states.
         second_softmax: the softmax for the token after the next (`ModelConfig.second_target`), or
             None.
     """
@@ -334,21 +360,6 @@ class TransformerXL(Trunk):
         self.softmax = AdaptiveSoftmax(config, self.embedding)
         self.second_softmax = AdaptiveSoftmax(config, None) if config.second_target else None
         init_parameters(self, config)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return scores [.., vocab_size] of the next token from [.., d_model]; see
-        `AdaptiveSoftmax.logits`."""
-        return self.softmax.logits(hidden)
-
-    def forward(self, tokens: Tensor, memory: HiddenMemory | None = None) -> tuple[Tensor, HiddenMemory | None]:
-        """Compute scores of the token after each position; arguments and errors as in `read`.
-
-        Returns:
-            Scores [B, L, vocab_size] (see `logits`) and the memory for the next segment, None if
-            mem_len is 0.
-        """
-        states = self.read(tokens, memory)
-        return self.logits(states.hidden), states.memory
 
 
 def init_parameters(model: nn.Module, config: ModelConfig) -> None:

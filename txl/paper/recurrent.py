@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, init_tables
 from txl.model.config import RecurrentConfig
-from txl.model.transformer import HiddenMemory, States, check_tokens, hidden_dropout
+from txl.model.transformer import HiddenMemory, LanguageNetwork, States, check_tokens, hidden_dropout
 
 State = tuple[Tensor, ...]  # of a layer
 Layer = tuple[Tensor, State]
@@ -130,13 +130,12 @@ class QRNNLayer(nn.Module):
         return (o.sigmoid() * cells).transpose(0, 1), after
 
 
-class RecurrentNetwork(nn.Module):
-    """Language model of LSTM or QRNN layers, with the interface of `TransformerXL`; its memory is
-    the layers' state.
+class RecurrentNetwork(LanguageNetwork):
+    """Language model of LSTM or QRNN layers; its memory is the layers' state.
 
     Attributes:
         blocks: the layers.
-        softmax, second_softmax: as in `TransformerXL`; the second is always None.
+        second_softmax: None, as in a `TransformerXL` without one.
     """
 
     second_softmax: None = None
@@ -157,11 +156,6 @@ class RecurrentNetwork(nn.Module):
         for module in (self.embedding, self.softmax):
             init_tables(module, config)
 
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.embedding.tables[0].device
-        return device
-
     def read(
         self,
         tokens: Tensor,
@@ -171,19 +165,11 @@ class RecurrentNetwork(nn.Module):
         ext_len: int = 0,
         last: int | None = None,
     ) -> States:
-        """Compute the hidden states of a segment, given the state after the segments before it.
+        """Compute the hidden states of a segment, without those of single layers; arguments and
+        errors as in `Trunk.read`.
 
-        Args:
-            tokens: [B, L], integers below vocab_size.
-            memory: the state returned for the previous segment, detached; None at the start of a
-                text.
-            mem_len: 0 to return no state.
-            ext_len: must be 0, because a recurrent network cannot read tokens again.
-            last: number of final positions to return states for; None for all L.
-
-        Raises:
-            ValueError: tokens is not [B, L] with L >= 1, ext_len is not 0, or memory has another
-                batch size.
+        memory: the detached state after the segment before. mem_len: 0 to return no state. ext_len:
+        must be 0, because a recurrent network cannot read tokens again.
         """
         check_tokens(tokens)
         if ext_len:
@@ -192,29 +178,15 @@ class RecurrentNetwork(nn.Module):
             raise ValueError(f"memory must be for a batch of {tokens.size(0)}, got {memory[0].size(0)}")
         hidden = self.embedding_dropout(self.embedding(tokens))
         left = None if memory is None else list(memory)
-        inputs, layers = [], []
         kept: list[Tensor] = []
         for block in self.blocks:
             assert isinstance(block, (LSTMLayer, QRNNLayer))
             state = block.begin(hidden)
             if left is not None:
                 state, left = tuple(left[: len(state)]), left[len(state) :]
-            inputs.append(hidden)
             hidden, state = block.advance(hidden, state)
-            layers.append(hidden)
             kept += [part.detach() for part in state]
             if block is not self.blocks[-1]:
                 hidden = self.dropout(hidden)
         hidden = self.output_dropout(hidden if last is None else hidden[:, -last:])
-        return States(hidden, None if mem_len == 0 else tuple(kept), inputs, layers)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return scores [.., vocab_size] of the next token from [.., d_model]; see
-        `AdaptiveSoftmax.logits`."""
-        return self.softmax.logits(hidden)
-
-    def forward(self, tokens: Tensor, memory: HiddenMemory | None = None) -> tuple[Tensor, HiddenMemory | None]:
-        """As `TransformerXL.forward`: scores [B, L, vocab_size], and the state after the
-        segment."""
-        states = self.read(tokens, memory)
-        return self.logits(states.hidden), states.memory
+        return States(hidden, None if mem_len == 0 else tuple(kept), [], [])
