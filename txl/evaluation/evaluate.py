@@ -6,18 +6,27 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, groupby, islice
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.evaluation.readers import Engine, Reader, SegmentReader
-from txl.evaluation.window import WindowReader, sliding_losses
+from txl.evaluation.readers import (
+    Engine,
+    Reader,
+    SegmentReader,
+    WindowReader,
+    check_clamp_len,
+    check_window,
+    seeing,
+)
 from txl.model import Network, as_transformer
 from txl.model.config import ModelConfig, RecurrentConfig
 from txl.paper.recurrent import RecurrentNetwork
 from txl.precision import autocast_dtype, multiplies_bf16
+from txl.text.corpus import as_tensor
 from txl.text.streams import Counting, scored_segments
 from txl.text.vocabulary import Tokens
 
@@ -294,6 +303,42 @@ def _losses(
             reader.reset()
         inputs, targets = (x.to(model.device) for x in block)
         yield reader.nll(inputs, targets), int((targets >= 0).sum())
+
+
+@torch.inference_mode()
+def sliding_losses(
+    model: Network, tokens: Tokens, start: int, attn_len: int, stride: int, batch: int, clamp_len: int | None = None
+) -> Iterator[Tensor]:
+    """Yield the losses of a split read in windows of attn_len tokens, the last `stride` of each
+    scored.
+
+    Windows are independent, so the split is not cut into streams: each token sees attn_len - stride
+    + 1 to attn_len keys, or, near the start, all tokens before it (`start` is the first).
+
+    Yields: losses [n], in order of the tokens.
+
+    Raises:
+        TxlError: as `check_window`.
+    """
+    check_window(model, attn_len, stride)
+    check_clamp_len(model, clamp_len)
+    model.eval()
+
+    def inputs(begin: int, end: int) -> Tensor:
+        """Inputs that predict tokens begin .. end - 1: tokens begin - 1 .. end - 2, where -1 is
+        `start`."""
+        part = as_tensor(tokens[max(begin - 1, 0) : end - 1])
+        return torch.cat([torch.tensor([start], device="cpu"), part]) if begin == 0 else part
+
+    # Windows at the start are shorter, and the last one may score fewer tokens.
+    ends = chain(range(stride, len(tokens), stride), [len(tokens)])
+    for (length, scored), alike in groupby(ends, lambda end: (min(end, attn_len), (end - 1) % stride + 1)):
+        while some := list(islice(alike, batch)):
+            block = torch.stack([inputs(end - length, end) for end in some]).to(model.device)
+            targets = torch.stack([as_tensor(tokens[end - scored : end]) for end in some]).to(model.device)
+            with seeing(model, attn_len, clamp_len):
+                hidden = model.read(block, mem_len=0, last=scored).hidden
+            yield model.softmax.nll(hidden, targets).flatten()
 
 
 def in_dtype(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:

@@ -76,12 +76,6 @@ class Reader(abc.ABC):
             raise TxlError(f"a segment has at most max_segment = {self.max_segment} tokens, got {tokens.size(1)}")
 
 
-def check_attn_len(attn_len: int) -> None:
-    """Raise TxlError if attn_len is below 1."""
-    if attn_len < 1:
-        raise TxlError(f"the attention length must be >= 1 (a token sees at least itself), got {attn_len}")
-
-
 def check_clamp_len(model: Network, clamp_len: int | None) -> None:
     """Raise TxlError if clamp_len is below 1, or the model has no sinusoids of distances to
     clamp."""
@@ -119,7 +113,8 @@ class Engine(Reader):
     ) -> None:
         super().__init__(model, batch, max_segment)
         self._transformer = model = as_transformer(model, "a cache of keys")
-        check_attn_len(attn_len)
+        if attn_len < 1:
+            raise TxlError(f"the attention length must be >= 1 (a token sees at least itself), got {attn_len}")
         check_clamp_len(model, clamp_len)
         if model.config.absolute:
             raise TxlError(
@@ -175,6 +170,49 @@ class SegmentReader(Reader):
             states = self.model.read(tokens, self.memory, mem_len=self.mem_len)
         self.memory = states.memory
         return states.hidden
+
+
+def check_window(model: Network, attn_len: int, stride: int) -> None:
+    """Raise TxlError if a window cannot have these sizes, or is longer than the table of learned
+    positions."""
+    if not 1 <= stride <= attn_len:
+        raise TxlError(f"stride must be from 1 to the window's {attn_len} tokens, got {stride}")
+    longest = model.config.table_len if isinstance(model.config, ModelConfig) and model.config.absolute else None
+    if longest is not None and attn_len > longest:
+        raise TxlError(f"a window of {attn_len} tokens is beyond the model's {longest} learned positions (table_len)")
+
+
+class WindowReader(Reader):
+    """A reader that at each call recomputes the last `attn_len` tokens from an empty memory and
+    returns the states of the new ones.
+
+    Of L new tokens the last sees attn_len keys, the first attn_len - L + 1. L = 1 is the evaluation
+    of Al-Rfou et al. (2018), and the vanilla model's in the paper's Table 9.
+    """
+
+    def __init__(
+        self, model: Network, batch: int, attn_len: int, max_segment: int = 1, clamp_len: int | None = None
+    ) -> None:
+        super().__init__(model, batch, max_segment)
+        check_window(model, attn_len, max_segment)
+        check_clamp_len(model, clamp_len)
+        self.attn_len, self.clamp_len = attn_len, clamp_len
+        self.reset()
+
+    def reset(self) -> None:
+        self.window = torch.zeros(self.batch, 0, dtype=torch.long, device=self.model.device)
+
+    @torch.inference_mode()
+    def hidden(self, tokens: Tensor) -> Tensor:
+        self._check_segment(tokens)
+        self.window = torch.cat([self.window, tokens], 1)[:, -self.attn_len :]
+        with seeing(self.model, self.attn_len, self.clamp_len):
+            return self.model.read(self.window, mem_len=0, last=tokens.size(1)).hidden
+
+    def feed(self, tokens: Tensor) -> Tensor:
+        """As `Reader.feed`; only the last window of a long prompt is read."""
+        self.window = torch.cat([self.window, tokens[:, :-1]], 1)
+        return super().feed(tokens[:, -1:])
 
 
 @contextmanager

@@ -19,10 +19,10 @@ from txl.evaluation.evaluate import (
     evaluate,
     init_and_best,
     resolve,
+    sliding_losses,
 )
 from txl.evaluation.generate import Sampling, generate
-from txl.evaluation.readers import SegmentReader
-from txl.evaluation.window import WindowReader, sliding_losses
+from txl.evaluation.readers import SegmentReader, WindowReader
 
 SYSTEMS: dict[str, dict[str, object]] = {
     "relative": {},
