@@ -79,14 +79,12 @@ class LanguageModel:
             check_positive(name, value)
         whole = reading if isinstance(reading, ResolvedReading) else self.resolve(reading)
         tokens = self._encoded(text) if isinstance(text, (str, bytes)) else self._checked(text)
-        score = evaluate(
+        # One Billion Word consists of independent sentences delimited by `<S>`.
+        sentences = isinstance(self.vocabulary, WordVocabulary) and self.vocabulary.end == SENTENCE
+        return evaluate(
             self.model, tokens, self.vocabulary.start, whole, batch=batch, limit=limit, counting=counting,
-            sentences=self._alone, progress=progress,
+            sentences=sentences, progress=progress,
         )  # fmt: skip
-        if score.tokens != len(tokens):
-            return score
-        sentences = int((tokens == self.vocabulary.start).sum()) if self._alone else None
-        return dataclasses.replace(score, sentences=sentences)
 
     def resolve(self, reading: Reading | int | None = None) -> ResolvedReading:
         """Return the reading that `evaluate` uses, with defaults filled in: attn_len is
@@ -205,12 +203,6 @@ class LanguageModel:
         if asked.attn_len is not None and whole.method != "sliding":
             as_transformer(self.model, "attn_len")
         return whole
-
-    @property
-    def _alone(self) -> bool:
-        """Whether the text consists of independent sentences delimited by `<S>`, as One Billion
-        Word."""
-        return isinstance(self.vocabulary, WordVocabulary) and self.vocabulary.end == SENTENCE
 
 
 def _reading(asked: Reading | int | None) -> Reading:

@@ -4,7 +4,7 @@ it."""
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, groupby, islice
 from typing import Literal, get_args
@@ -99,14 +99,12 @@ class Score:
     Attributes:
         attn_len: maximum number of keys that a token saw.
         tokens: number of tokens scored. nats: mean loss of a token.
-        sentences: number of sentences, if the corpus is of shuffled sentences; else None.
     """
 
     attn_len: int
     tokens: int
     nats: float
     seconds: float
-    sentences: int | None = None
 
     @property
     def bpc(self) -> float:
@@ -119,13 +117,6 @@ class Score:
         return perplexity(self.nats)
 
     @property
-    def ppl_with_starts(self) -> float | None:
-        """Perplexity as the TensorFlow code computes it for One Billion Word: it also scores the
-        `<S>` that opens each sentence, directly after the `<S>` that closes the last one. Here
-        these tokens are counted with a loss of zero, so the value is a lower bound."""
-        return perplexity(self.nats * self.tokens / (self.tokens + self.sentences)) if self.sentences else None
-
-    @property
     def tokens_per_s(self) -> float:
         return self.tokens / self.seconds
 
@@ -133,31 +124,6 @@ class Score:
 def perplexity(nats: float) -> float:
     """Return e^nats, or infinity if that overflows a float."""
     return math.exp(nats) if nats < 700 else math.inf
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Columns of the paper's Table 6: perplexity at training's attention length ("init"), the best
-    perplexity, and the shortest attention length whose perplexity is within 0.1% of the best."""
-
-    init: Score
-    best: Score
-    shortest: Score
-
-
-def init_and_best(scores: Sequence[Score], trained: int, gain: float = 1e-3) -> Lengths:
-    """Return `Lengths` from scores at several attention lengths, which must include training's.
-
-    Raises:
-        ValueError: training's attention length is not among them.
-    """
-    ordered = sorted(scores, key=lambda s: s.attn_len)
-    init = next((s for s in ordered if s.attn_len == trained), None)
-    if init is None:
-        raise ValueError(f"scores must hold training's attention length {trained}, got {[s.attn_len for s in ordered]}")
-    best = min(ordered, key=lambda s: s.nats)
-    shortest = next(s for s in ordered if s.ppl <= best.ppl * (1 + gain))
-    return Lengths(init, best, shortest)
 
 
 def default_method(model: Network) -> Method:
@@ -298,7 +264,7 @@ def _losses(
         return
     batch = min(batch, len(tokens))
     reader = make_reader(model, batch, replace(reading, attn_len=reach, segment=segment))
-    for block in scored_segments(tokens, start, batch, segment, None, counting, sentences):
+    for block in scored_segments(tokens, start, batch, segment, counting, sentences):
         if not carry_memory:
             reader.reset()
         inputs, targets = (x.to(model.device) for x in block)

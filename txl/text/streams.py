@@ -164,7 +164,6 @@ def scored_segments(
     start: int,
     batch: int,
     length: int,
-    limit: int | None = None,
     counting: Counting = "all",
     sentences: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -173,7 +172,6 @@ def scored_segments(
     Args:
         tokens: [n]. start: the token before the first.
         batch: number of streams; reduced if the split has fewer tokens.
-        limit: score only the first `limit` tokens.
         counting: "all" scores each token exactly once: its input is the token before it, and
             targets are -100 (ignored) after the end of a shorter stream. "released" is as in the
             released code: tokens beyond a multiple of batch are left out, and the first token of
@@ -186,7 +184,6 @@ def scored_segments(
         TxlError: the split is empty or too short, or counting is not one of these words.
     """
     _check_counting("counting", counting)
-    tokens = tokens[:limit]
     count = len(tokens)
     batch = min(batch, count)
     too_few = TxlError(f"the split to score has {count} tokens, too few for {max(batch, 1)} streams")

@@ -12,6 +12,7 @@ import pytest
 from command_helpers import SMALL, Run, in_process, one_line
 from training_helpers import trainer
 
+from txl import load
 from txl.commands import demo
 from txl.evaluation.evaluate import Score
 from txl.text.corpus import Corpus
@@ -38,10 +39,15 @@ def test_prepare(txl: Run, text: Path, tmp_path: Path) -> None:
 
 
 def test_eval_prints_a_row_for_each_attention_length(txl: Run, run: Path, corpus: Corpus) -> None:
-    done = txl("eval", run, "--data", corpus.folder, "--attn-len", "1,8,32", "--split", "valid")
+    trained = load(run).attn_len
+    done = txl("eval", run, "--data", corpus.folder, "--attn-len", f"1,{trained},8", "--split", "valid")
     assert done.returncode == 0, done.stderr
-    rows = [line for line in done.stdout.splitlines() if f"{len(corpus.valid):,}" in line]
-    assert len(rows) == 3
+    rows = [line.split("│") for line in done.stdout.splitlines() if f"{len(corpus.valid):,}" in line]
+    bpc = {int(row[1]): row[3].strip() for row in rows}
+    assert list(bpc) == [1, trained, 8]
+    best = min(bpc, key=lambda n: float(bpc[n]))
+    last = done.stdout.splitlines()[-1]
+    assert f"init {bpc[trained]} bpc (training's length {trained}), best {bpc[best]} (length {best})" in last
 
 
 def test_eval_of_a_file(txl: Run, run: Path, text: Path) -> None:
