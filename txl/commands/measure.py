@@ -1,13 +1,11 @@
 """`txl recl`, `txl attention`: measurements of trained models, as charts."""
 
 import dataclasses
-import io
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import typer
 from rich.table import Table
 from rich.text import Text
@@ -19,7 +17,7 @@ from txl.errors import TxlError
 from txl.evaluation.evaluate import perplexity
 from txl.language_model import LanguageModel, load
 from txl.paper import attention_maps, recl
-from txl.paths import replace_bytes, replace_text, results_folder
+from txl.paths import replace_text, results_folder
 from txl.pictures import missing
 
 _TEXT, _HOW = "Text", "How"
@@ -179,8 +177,10 @@ def attention_command(
     with results_folder(folder, "--out"):
         found = attention_maps.Attention(layers, n_head, window, first, TARGETS)
         with EvaluationProgress(console, "attention", len(tokens)) as progress:
-            for parts in attention_maps.read_terms(model, tokens, language_model.vocabulary.start, window, clamp_len):
-                found.add(parts)
+            for first_query, weights in attention_maps.read_weights(
+                model, tokens, language_model.vocabulary.start, window, clamp_len
+            ):
+                found.add(first_query, weights)
                 progress.update(found.queries + window - 1)
         if chosen is None:
             chosen = [found.widest(layer) for layer in sorted({0, layers // 2, layers - 1})]
@@ -193,19 +193,7 @@ def attention_command(
         )
         title = f"Attention of {language_model.path.parent.name or language_model.path.name}"
         attention_maps.write_page(folder / "attention.html", found, tokens, language_model.vocabulary, title, about)
-        settings = {
-            "checkpoint": language_model.digest,
-            "window": window,
-            "clamp_len": clamp_len,
-            "tokens": len(tokens),
-        }
-        settings |= {"heads_of_figure_6": [head + 1 for head in chosen], "first_target": first, "targets": TARGETS}
-        replace_text(folder / "attention.json", json.dumps(settings, indent=2) + "\n")
-        drawn: dict[str, Any] = {name: x.numpy() for name, x in attention_maps.figures(found, chosen).items()}
-        file = io.BytesIO()
-        np.savez_compressed(file, **drawn)
-        replace_bytes(folder / "attention.npz", file.getvalue())
         say(
             f"{found.queries:,} tokens with windows of {window:,}; heads {', '.join(str(h + 1) for h in chosen)} in figure 6"
         )
-        say(f"in {folder}: figure-5.png, figure-6.png, figure-7.png, their numbers in attention.npz; attention.html")
+        say(f"in {folder}: figure-5.png, figure-6.png, figure-7.png, attention.html")

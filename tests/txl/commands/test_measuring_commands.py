@@ -4,11 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from command_helpers import SMALL, Run, one_line
 
-from txl import load
 from txl.model.config import config_from_json
 from txl.text.corpus import Corpus
 from txl.training.config import TrainConfig
@@ -71,18 +69,6 @@ def test_attention(txl: Run, run: Path, corpus: Corpus, tmp_path: Path) -> None:
     for name in ("figure-5.png", "figure-6.png", "figure-7.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "attention.html").stat().st_size > 5000
-    drawn, about = np.load(tmp_path / "attention.npz"), json.loads((tmp_path / "attention.json").read_text())
-    model = load(run).model
-    heads = model.config.n_layer * model.config.n_head
-    for name in ("figure_5", "figure_7_a", "figure_7_b", "figure_7_d"):
-        assert drawn[name].shape == (heads, 16)
-        np.testing.assert_allclose(drawn[name].sum(1), 1, rtol=1e-5)
-    assert about["heads_of_figure_6"] == [2, 1]
-    targets = np.arange(about["targets"])
-    tokens = np.arange(16 + about["targets"] - 1)  # target t sees tokens t to t + 15 of these
-    seen = (tokens >= targets[:, None]) & (tokens < targets[:, None] + 16)
-    assert (np.isfinite(drawn["figure_6"]) == seen).all()
-    np.testing.assert_allclose(np.nansum(drawn["figure_6"], -1), 1, rtol=1e-5)
 
 
 def test_eval_of_an_lstm(txl: Run, runs: dict[str, Path]) -> None:
