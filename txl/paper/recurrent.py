@@ -1,10 +1,7 @@
 """LSTM and QRNN language models, with whose effective context the paper compares (Table 8)."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, init_tables
 from txl.model.config import RecurrentConfig
@@ -14,68 +11,16 @@ State = tuple[Tensor, ...]  # of a layer
 Layer = tuple[Tensor, State]
 
 
-def by_steps(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
-    """Compute the recurrence with one fused multiply-add a step, the fastest way on a CPU."""
-    states = torch.empty_like(b)
-    last = before
-    for t in range(b.size(0)):
-        last = torch.addcmul(b[t], a[t], last, out=states[t])
-    return states
-
-
-def by_doubling(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
-    """Compute the recurrence by a scan in log2(L) steps over all positions (Hillis and Steele
-    1986), for GPUs."""
-    states = b.clone()
-    states[0] = torch.addcmul(b[0], a[0], before)
-    factors, distance = a, 1
-    while distance < b.size(0):
-        later = torch.addcmul(states[distance:], factors[distance:], states[:-distance])
-        states = torch.cat([states[:distance], later])
-        factors = torch.cat([factors[:distance], factors[distance:] * factors[:-distance]])
-        distance *= 2
-    return states
-
-
-def _scan(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
-    return (by_doubling if b.device.type == "cuda" else by_steps)(a, b, before)
-
-
-class _LinearRecurrence(torch.autograd.Function):
-    """The recurrence, with a backward that is itself a scan, from the last position to the
-    first."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, before: Tensor) -> Tensor:
-        states = _scan(a, b, before)
-        ctx.save_for_backward(a, before, states)
-        return states
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        a, before, states = ctx.saved_tensors
-        grad = grads[0].flip(0)
-        # g_t = grad_t + a_{t+1} * g_{t+1}; in reversed order the factor of a step is the a of the
-        # step before.
-        factors = torch.cat([torch.zeros_like(a[:1]), a[1:].flip(0)])
-        g = _scan(factors, grad, torch.zeros_like(before)).flip(0)
-        previous = torch.cat([before.unsqueeze(0), states[:-1]])
-        return g * previous, g, g[0] * a[0]
-
-
 def linear_recurrence(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
-    """Compute states h_t = a_t * h_{t-1} + b_t.
+    """Compute states h_t = a_t * h_{t-1} + b_t, [L, ..].
 
-    Args:
-        a, b: [L, ..], L >= 1, of the same dtype.
-        before: [..], the state before the first.
-
-    Returns:
-        [L, ..]; differentiable with respect to all three arguments.
+    a, b: [L, ..], L >= 1, of the same dtype. before: [..], the state before the first.
     """
-    states: Tensor = _LinearRecurrence.apply(a, b, before)  # type: ignore[no-untyped-call]
-    return states
+    states = []
+    for factor, added in zip(a, b, strict=True):
+        before = torch.addcmul(added, factor, before)
+        states.append(before)
+    return torch.stack(states)
 
 
 class LSTMLayer(nn.LSTM):

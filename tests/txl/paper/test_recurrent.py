@@ -12,7 +12,7 @@ from txl.evaluation.evaluate import Reading, evaluate
 from txl.model import make_network
 from txl.model.config import RecurrentConfig, config_from_json
 from txl.model.transformer import count_parameters
-from txl.paper.recurrent import QRNNLayer, RecurrentNetwork, by_doubling, by_steps, linear_recurrence
+from txl.paper.recurrent import QRNNLayer, RecurrentNetwork
 from txl.training.config import TrainConfig
 from txl.training.optimizer import layer_matrices
 from txl.training.trainer import Trainer
@@ -22,24 +22,6 @@ def small(network: str, **options: object) -> RecurrentNetwork:
     torch.manual_seed(0)
     sizes = {"vocab_size": 31, "n_layer": 3, "d_model": 12, "d_inner": 20, "dropout": 0.0}
     return RecurrentNetwork(RecurrentConfig(network=network, **(sizes | options))).double().eval()
-
-
-@pytest.mark.parametrize("scan", [by_steps, by_doubling])
-@pytest.mark.parametrize("length", [1, 2, 3, 8, 13])
-def test_scans_are_the_recurrence(scan, length):
-    torch.manual_seed(length)
-    a, b, before = torch.rand(length, 2, 3).double(), torch.randn(length, 2, 3).double(), torch.randn(2, 3).double()
-    expected, last = [], before
-    for t in range(length):
-        last = a[t] * last + b[t]
-        expected.append(last)
-    torch.testing.assert_close(scan(a, b, before), torch.stack(expected), rtol=1e-12, atol=1e-12)
-
-
-def test_gradients_of_the_recurrence():
-    torch.manual_seed(0)
-    inputs = [torch.rand(5, 2, 3).double(), torch.randn(5, 2, 3).double(), torch.randn(2, 3).double()]
-    assert torch.autograd.gradcheck(linear_recurrence, [x.requires_grad_() for x in inputs])
 
 
 @pytest.mark.parametrize("window", [1, 2])
