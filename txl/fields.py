@@ -4,7 +4,7 @@ JSON."""
 import dataclasses
 import types
 from collections.abc import Iterator
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from txl.errors import TxlError
 
@@ -79,7 +79,7 @@ def check_type(field: "dataclasses.Field[Any]", value: Any) -> None:
 
 def _is_of(kind: Any, value: Any) -> bool:
     origin, inner = get_origin(kind), get_args(kind)
-    if isinstance(kind, types.UnionType):
+    if origin in (Union, types.UnionType):
         return any(_is_of(each, value) for each in inner)
     if kind is Any:
         return True
@@ -95,7 +95,7 @@ def _is_of(kind: Any, value: Any) -> bool:
 
 
 def _told(kind: Any) -> str:
-    if isinstance(kind, types.UnionType):
+    if get_origin(kind) in (Union, types.UnionType):
         return " or ".join(_told(each) for each in get_args(kind))
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"

@@ -95,9 +95,9 @@ def evaluate_command(
         check_positive(name, value)
     counted = _counting(counting)
     lengths = _attention_lengths(attn_len) if attn_len else None
-    asked = Reading(None, clamp_len, zeros, method, segment)  # type: ignore[arg-type]
+    asked = Reading(None, method, segment)  # type: ignore[arg-type]
     where = pick_device(device)
-    language_model = load(checkpoint, where)
+    language_model = load(checkpoint, where, clamp_len=clamp_len, zeros=zeros)
     tokens = split_of(language_model, source, split, limit)
     score_at = functools.partial(language_model.evaluate, tokens, batch=batch, counting=counted)
     dtype = evaluation_dtype(precision, where)

@@ -159,7 +159,7 @@ def attention_command(
     for name, value, minimum in (("window", window, 2), ("limit", limit, 1)):
         if value is not None and value < minimum:
             raise TxlError(f"--{name} must be >= {minimum}, got {value}")
-    language_model = load(checkpoint, pick_device(device))
+    language_model = load(checkpoint, pick_device(device), clamp_len=clamp_len)
     model = attention_maps.check_attention(language_model.model)
     layers, n_head = model.config.n_layer, model.config.n_head
     chosen = [n - 1 for n in numbers("--heads", heads)] if heads is not None else None
@@ -177,9 +177,8 @@ def attention_command(
     with results_folder(folder, "--out"):
         found = attention_maps.Attention(layers, n_head, window, first, TARGETS)
         with EvaluationProgress(console, "attention", len(tokens)) as progress:
-            for first_query, weights in attention_maps.read_weights(
-                model, tokens, language_model.vocabulary.start, window, clamp_len
-            ):
+            start = language_model.vocabulary.start
+            for first_query, weights in attention_maps.read_weights(model, tokens, start, window):
                 found.add(first_query, weights)
                 progress.update(found.queries + window - 1)
         if chosen is None:

@@ -13,7 +13,6 @@ from txl.model import Network, as_transformer
 from txl.model.config import ModelConfig
 from txl.model.transformer import HiddenMemory
 from txl.paper.recurrent import RecurrentNetwork
-from txl_kernels import RelAttention
 from txl_kernels.layer import SegmentAttention
 
 
@@ -76,19 +75,6 @@ class Reader(abc.ABC):
             raise TxlError(f"a segment has at most max_segment = {self.max_segment} tokens, got {tokens.size(1)}")
 
 
-def check_clamp_len(model: Network, clamp_len: int | None) -> None:
-    """Raise TxlError if clamp_len is below 1, or the model has no sinusoids of distances to
-    clamp."""
-    if clamp_len is None:
-        return
-    if clamp_len < 1:
-        raise TxlError(f"clamp_len must be None or >= 1, got {clamp_len}")
-    if not isinstance(model.config, ModelConfig):
-        raise TxlError(f"clamp_len is for Transformers, not for a network of kind {model.config.network!r}")
-    if model.config.encoding != "relative":
-        raise TxlError(f"clamp_len is for encoding 'relative', not {model.config.encoding!r}")
-
-
 class Engine(Reader):
     """A reader that caches keys and values; the model's parameters must not change while it is in
     use.
@@ -102,20 +88,16 @@ class Engine(Reader):
         batch: number of parallel texts.
         attn_len: number of keys a token sees.
         max_segment: maximum number of tokens of one call.
-        clamp_len: distances above it are encoded as clamp_len; None for the model's own.
 
     Raises:
         TxlError: a size is below 1, or the model has absolute positions or no attention.
     """
 
-    def __init__(
-        self, model: Network, batch: int, attn_len: int, max_segment: int, clamp_len: int | None = None
-    ) -> None:
+    def __init__(self, model: Network, batch: int, attn_len: int, max_segment: int) -> None:
         super().__init__(model, batch, max_segment)
         self._transformer = model = as_transformer(model, "a cache of keys")
         if attn_len < 1:
             raise TxlError(f"the attention length must be >= 1 (a token sees at least itself), got {attn_len}")
-        check_clamp_len(model, clamp_len)
         if model.config.absolute:
             raise TxlError(
                 f"encoding {model.config.encoding!r} puts places into the hidden states, so keys cannot be cached: use "
@@ -123,8 +105,7 @@ class Engine(Reader):
             )
         self.attention: list[SegmentAttention] = [block.attention for block in model.layers]  # type: ignore[misc]
         self.caches = [
-            attention.new_cache(batch, attn_len - 1, max_segment, window=attn_len, clamp_len=clamp_len)
-            for attention in self.attention
+            attention.new_cache(batch, attn_len - 1, max_segment, window=attn_len) for attention in self.attention
         ]
         self.reset()
 
@@ -147,17 +128,13 @@ class SegmentReader(Reader):
     Args:
         mem_len: number of states each layer keeps; 0 for none. An LSTM or QRNN carries its state
             unless mem_len is 0.
-        clamp_len: distances above it are encoded as clamp_len; None for the model's own.
     """
 
-    def __init__(
-        self, model: Network, batch: int, mem_len: int, max_segment: int, clamp_len: int | None = None
-    ) -> None:
+    def __init__(self, model: Network, batch: int, mem_len: int, max_segment: int) -> None:
         super().__init__(model, batch, max_segment)
         if mem_len < 0:
             raise TxlError(f"mem_len must be >= 0, got {mem_len}")
-        check_clamp_len(model, clamp_len)
-        self.mem_len, self.clamp_len = mem_len, clamp_len
+        self.mem_len = mem_len
         self.reset()
 
     def reset(self) -> None:
@@ -166,7 +143,7 @@ class SegmentReader(Reader):
     @torch.inference_mode()
     def hidden(self, tokens: Tensor) -> Tensor:
         self._check_segment(tokens)
-        with seeing(self.model, self.mem_len + self.max_segment, self.clamp_len):
+        with seeing(self.model, None):  # all of memory and segment
             states = self.model.read(tokens, self.memory, mem_len=self.mem_len)
         self.memory = states.memory
         return states.hidden
@@ -190,13 +167,10 @@ class WindowReader(Reader):
     of Al-Rfou et al. (2018), and the vanilla model's in the paper's Table 9.
     """
 
-    def __init__(
-        self, model: Network, batch: int, attn_len: int, max_segment: int = 1, clamp_len: int | None = None
-    ) -> None:
+    def __init__(self, model: Network, batch: int, attn_len: int, max_segment: int = 1) -> None:
         super().__init__(model, batch, max_segment)
         check_window(model, attn_len, max_segment)
-        check_clamp_len(model, clamp_len)
-        self.attn_len, self.clamp_len = attn_len, clamp_len
+        self.attn_len = attn_len
         self.reset()
 
     def reset(self) -> None:
@@ -206,7 +180,7 @@ class WindowReader(Reader):
     def hidden(self, tokens: Tensor) -> Tensor:
         self._check_segment(tokens)
         self.window = torch.cat([self.window, tokens], 1)[:, -self.attn_len :]
-        with seeing(self.model, self.attn_len, self.clamp_len):
+        with seeing(self.model, None):
             return self.model.read(self.window, mem_len=0, last=tokens.size(1)).hidden
 
     def feed(self, tokens: Tensor) -> Tensor:
@@ -216,23 +190,15 @@ class WindowReader(Reader):
 
 
 @contextmanager
-def seeing(model: Network, attn_len: int, clamp_len: int | None, always: bool = False) -> Iterator[None]:
-    """A context in which the model has another clamp_len (None changes nothing) and, if it has a
-    window, a window of attn_len keys. An LSTM or QRNN is not changed.
-
-    always: set the window even if the model has none.
-    """
+def seeing(model: Network, window: int | None) -> Iterator[None]:
+    """A context in which a query sees `window` keys, its own position included; None for all. An
+    LSTM or QRNN is not changed."""
     layers = [] if isinstance(model, RecurrentNetwork) else [block.attention for block in model.layers]
-    own = [(attention.window, getattr(attention, "clamp_len", None)) for attention in layers]
+    own = [attention.window for attention in layers]
     for attention in layers:
-        if always or attention.window is not None:
-            attention.window = attn_len
-        if clamp_len is not None and isinstance(attention, RelAttention):
-            attention.clamp_len = clamp_len
+        attention.window = window
     try:
         yield
     finally:
-        for attention, (window, clamp) in zip(layers, own, strict=True):
-            attention.window = window
-            if isinstance(attention, RelAttention):
-                attention.clamp_len = clamp
+        for attention, before in zip(layers, own, strict=True):
+            attention.window = before

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.evaluation.readers import check_clamp_len, seeing
+from txl.evaluation.readers import seeing
 from txl.model import Network, as_transformer
 from txl.model.transformer import TransformerXL
 from txl.paths import replace_text
@@ -84,7 +84,7 @@ def check_attention(network: Network) -> TransformerXL:
 
 @torch.inference_mode()
 def read_weights(
-    model: TransformerXL, tokens: Tokens, start: int, window: int, clamp_len: int | None = None, segment: int = SEGMENT
+    model: TransformerXL, tokens: Tokens, start: int, window: int, segment: int = SEGMENT
 ) -> Iterator[tuple[int, list[dict[str, Tensor]]]]:
     """Yield every layer's weights for all queries whose windows are full of tokens of the text.
 
@@ -93,7 +93,6 @@ def read_weights(
         tokens: [n], the text. start: the token before its first.
         window: number of keys of each query, its own position included; replaces the model's
             window.
-        clamp_len: distances above it are encoded as clamp_len; None for the model's own.
         segment: number of queries computed at once.
 
     Yields:
@@ -104,7 +103,6 @@ def read_weights(
         TxlError: the text is too short for a full window.
     """
     model.eval()
-    check_clamp_len(model, clamp_len)
     if window < 1 or segment < 1:
         raise TxlError(f"window and segment must be >= 1, got {window} and {segment}")
     if len(tokens) < window:
@@ -116,7 +114,7 @@ def read_weights(
         inputs = torch.cat([torch.tensor([start], device="cpu"), inputs]) if first == 0 else inputs
         block = inputs.unsqueeze(0).to(model.device)
         skipped, weights = max(window - 1 - first, 0), []  # queries whose windows are not full
-        with seeing(model, window, clamp_len, always=True):
+        with seeing(model, window):
             states = model.read(block, memory, mem_len=max(window - 1, 1))
             for layer, inner in enumerate(model.layers if skipped < block.size(1) else []):
                 hidden = states.inputs[layer]

@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from txl.errors import TxlError
 from txl.fields import COUNT, check_ranges, from_values
-from txl.model import Network, make_network
+from txl.model import Network, as_transformer, make_network
 from txl.model.config import Config, config_from_json
 from txl.paths import AnyPath, replaced
 from txl.text.vocabulary import Vocabulary, from_file
@@ -253,12 +253,18 @@ def check_shapes(path: Path, given: Mapping[str, torch.Size], wanted: Mapping[st
             )
 
 
-def restore(path: AnyPath, device: torch.device | str = "cpu") -> tuple[Network, Checkpoint]:
-    """Make the model that a checkpoint describes, in evaluation mode, and return both."""
+def restore(path: AnyPath, device: torch.device | str = "cpu", **changes: Any) -> tuple[Network, Checkpoint]:
+    """Make the model that a checkpoint describes, in evaluation mode, and return both.
+
+    changes: fields of its `ModelConfig` to replace; parameters must not depend on them.
+    """
     checkpoint = load(path)
     with torch.device("meta"):  # a damaged header could name sizes that do not fit into memory
-        sizes = dict(make_network(checkpoint.config).named_parameters())
-    check_shapes(checkpoint.path, {name: x.shape for name, x in checkpoint.part("model").items()}, sizes)
-    model = make_network(checkpoint.config)
+        sizes = make_network(checkpoint.config)
+    shapes = {name: x.shape for name, x in checkpoint.part("model").items()}
+    check_shapes(checkpoint.path, shapes, dict(sizes.named_parameters()))
+    for name in changes:
+        as_transformer(sizes, name)
+    model = make_network(replace(checkpoint.config, **changes))
     load_parameters(model, checkpoint)
     return model.to(device).eval(), checkpoint

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from txl.distributed import SharedError, World, agree_on
 from txl.errors import Interrupted, TxlError
-from txl.evaluation.evaluate import Reading, Score, Sizes, evaluate, perplexity, resolve
+from txl.evaluation.evaluate import Reading, Score, default_method, evaluate, perplexity
 from txl.model import Network, make_network
 from txl.model.config import Config, RecurrentConfig
 from txl.paths import AnyPath, lock_folder, replace_text
@@ -245,12 +245,9 @@ class Trainer:
         process."""
         # In segments as in training; a sliding window moves by half a segment.
         reach, half = model.config.mem_len + self.segment, max(self.segment // 2, 1)
-        sizes: Sizes = {
-            "cached": (self.attn_len, 128),
-            "segments": (reach, self.config.scored),
-            "sliding": (reach, half),
-        }
-        reading = resolve(Reading(), model, sizes)
+        method = default_method(model)
+        segment = {"cached": 128, "segments": self.config.scored, "sliding": half}[method]
+        reading = Reading(self.attn_len if method == "cached" else reach, method, segment)
         return self.world.first_does(
             lambda: evaluate(
                 model, self.corpus.valid, self.corpus.vocabulary.start, reading, limit=self.config.eval_tokens

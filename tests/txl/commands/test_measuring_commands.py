@@ -76,7 +76,7 @@ def test_eval_of_an_lstm(txl: Run, runs: dict[str, Path]) -> None:
     assert done.returncode == 0, done.stderr
     assert "all before" in done.stdout
     one_line(txl("eval", runs["lstm"], "--attn-len", "8"), "attn_len is for Transformers")
-    one_line(txl("eval", runs["lstm"], "--zeros"), "zeros is for Transformers")
+    one_line(txl("eval", runs["lstm"], "--zeros"), "initial_memory is for Transformers")
     windows = txl("eval", runs["lstm"], "--attn-len", "8", "--method", "sliding", "--limit", "50")
     assert windows.returncode == 0, windows.stderr
 
@@ -103,7 +103,7 @@ BAD = {
     "attention {run} --window 16 --out {text}": "--out must name a folder that can be written",
     "attention {run} --split nonsense --data {text}": "split must be one of train, valid, test, got 'nonsense'",
     "generate {lstm} --attn-len 5": "attn_len is for Transformers",
-    "generate {lstm} --empty": "zeros is for Transformers",
+    "generate {lstm} --empty": "initial_memory is for Transformers",
     "train --run new --init {run} --recipe laptop-lstm --data {text}": "is of another kind of network than",
     "recl {run} --split most": "split must be one of",
     "recl nowhere": "nowhere: no such checkpoint",
@@ -113,7 +113,7 @@ BAD = {
     "attention {run} --limit 0": "--limit must be >= 1, got 0",
     "attention {run} --heads 3": "--heads must be from 1 to 2, got 3",
     "attention {run} --heads x": "--heads takes whole numbers separated by commas, got 'x'",
-    "attention {run} --clamp-len 0": "clamp_len must be None or >= 1, got 0",
+    "attention {run} --clamp-len 0": "clamp_len must be from 1 to",
     "attention {lstm}": "a picture of attention is for Transformers, not for a network of kind 'lstm'",
     "attention {sinusoid}": "encoding 'sinusoid' has no positions in its scores",
     "attention {begun}": "no such checkpoint",

@@ -12,9 +12,7 @@ from txl import TransformerXL
 from txl.errors import TxlError
 from txl.evaluation.evaluate import (
     Reading,
-    ResolvedReading,
     Score,
-    Sizes,
     default_method,
     evaluate,
     resolve,
@@ -121,21 +119,6 @@ def test_zeros_before_a_text_are_as_many_as_evaluation_remembers(method: str) ->
     zeros = tuple(torch.zeros(1, 20, 16, dtype=torch.float64) for _ in range(2))
     logits, _ = model(torch.tensor([[7]]), zeros)
     assert score.nats == pytest.approx(-float(logits[0, 0].log_softmax(-1)[TEXT[0]]), rel=1e-9)
-    other = frozen(mem_len=3, window=21).train()
-    asked = Reading(21, zeros=True, method=method, segment=1)
-    assert evaluate(other, TEXT[:1], 7, asked, batch=1).nats == score.nats
-    assert other.training
-    assert other.config.initial_memory == "empty"
-
-
-@pytest.mark.parametrize("method", ["cached", "segments", "sliding"])
-def test_clamp_len_at_evaluation_is_that_of_a_model_that_has_it(method: str) -> None:
-    model, clamped = frozen(), frozen(clamp_len=3)
-    plain = evaluate(model, TEXT, 7, Reading(11, method=method, segment=4), batch=1)
-    got = evaluate(model, TEXT, 7, Reading(11, method=method, segment=4, clamp_len=3), batch=1)
-    want = evaluate(clamped, TEXT, 7, Reading(11, method=method, segment=4), batch=1)
-    assert got.nats == want.nats != plain.nats
-    assert model.layers[0].attention.clamp_len is None
 
 
 def test_counting_as_released() -> None:
@@ -171,22 +154,17 @@ def test_methods_when_nothing_is_said() -> None:
 
 def test_a_reading_is_resolved_whole() -> None:
     """Given options are kept; the others come from the method, which the model decides."""
-    sizes: Sizes = {"cached": (20, 128), "segments": (20, 5), "sliding": (12, 1)}
-    of = {name: frozen(**SYSTEMS[name]) for name in ("relative", "sinusoid")} | {
-        "zeros": frozen(initial_memory="zeros")
-    }
+    of = {name: frozen(**SYSTEMS[name]) for name in ("relative", "sinusoid")}
     cases = [
-        ("relative", Reading(), ("cached", 20, 128, None, False)),
-        ("relative", Reading(7, 3, True, "segments", 2), ("segments", 7, 2, 3, True)),
-        ("relative", Reading(method="sliding"), ("sliding", 12, 1, None, False)),
-        ("sinusoid", Reading(segment=4), ("segments", 20, 4, None, False)),
-        ("zeros", Reading(), ("cached", 20, 128, None, True)),
-        ("zeros", Reading(zeros=False), ("cached", 20, 128, None, False)),
+        ("relative", Reading(), ("cached", 20, 128)),
+        ("relative", Reading(7, "segments", 2), ("segments", 7, 2)),
+        ("relative", Reading(method="sliding"), ("sliding", 20, 1)),
+        ("sinusoid", Reading(), ("segments", 20, 5)),
+        ("sinusoid", Reading(segment=4), ("segments", 20, 4)),
     ]
     for name, asked, want in cases:
-        assert resolve(asked, of[name], sizes) == ResolvedReading(*want)
-    assert resolve(Reading(), of["relative"], sizes, "sliding").method == "sliding"
-    assert resolve(Reading(9), of["relative"]) == ResolvedReading("cached", 9, 128, None, False)
+        assert resolve(asked, of[name], 20, 5) == want
+    assert resolve(Reading(9), of["relative"]) == ("cached", 9, 128)
     for name, model in of.items():
         whole = resolve(Reading(9), model)
         assert evaluate(model, TEXT, 7, whole).nats == evaluate(model, TEXT, 7, Reading(9)).nats, name
@@ -196,9 +174,7 @@ def test_a_reading_is_resolved_whole() -> None:
     ("options", "arguments", "message"),
     [
         ({"encoding": "sinusoid"}, {"method": "cached"}, "encoding 'sinusoid' puts places into the hidden states"),
-        ({"encoding": "shaw", "table_len": 3}, {"clamp_len": 3}, "clamp_len is for encoding 'relative', not 'shaw'"),
-        ({}, {"clamp_len": 0}, "clamp_len must be an integer >= 1, got 0"),
-        ({}, {"method": "guess"}, "method must be one of cached, segments, sliding, got 'guess'"),
+        ({}, {"method": "guess"}, "method must be one of cached, segments, sliding or null, got 'guess'"),
         ({}, {"method": "sliding", "counting": "released"}, "scores every token"),
         ({}, {"attn_len": None}, "a reading needs attn_len, the keys that a token sees"),
         (
@@ -265,7 +241,7 @@ def test_forgetting_at_every_segment() -> None:
         evaluate(model, tokens[n : n + 8], int(tokens[n - 1]) if n else 0, Reading(8), batch=1).nats
         for n in range(0, 64, 8)
     ]
-    got = evaluate(model, tokens, 0, Reading(8, segment=8), batch=1, carry_memory=False)
+    got = evaluate(model, tokens, 0, Reading(8, "segments", 8), batch=1)
     assert math.isclose(got.nats, sum(want) / 8, rel_tol=1e-6)
 
 

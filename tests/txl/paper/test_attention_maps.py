@@ -124,15 +124,13 @@ def test_the_mean_is_that_of_hugging_faces_attentions():
 
 
 @pytest.mark.parametrize("options", [{}, {"pre_norm": True}, {"clamp_len": 3}, {"untie_r": True, "pre_norm": True}])
-@pytest.mark.parametrize("clamp_len", [None, 4])
-def test_means_query_by_query(options, clamp_len):
+def test_means_query_by_query(options):
     model = small_model(**options)
     attention = Attention(2, 2, WINDOW)
-    for first, layers in read_weights(model, TEXT, 3, WINDOW, clamp_len, segment=7):
+    for first, layers in read_weights(model, TEXT, 3, WINDOW, segment=7):
         attention.add(first, layers)
     for block in model.layers:
         block.attention.window = WINDOW
-        block.attention.clamp_len = clamp_len or block.attention.clamp_len
     inputs = torch.cat([torch.tensor([3]), torch.from_numpy(TEXT[:-1].astype(np.int64))]).unsqueeze(0)
     sums = torch.zeros(4, 4, WINDOW).double()
     with torch.no_grad():
@@ -195,14 +193,12 @@ def test_what_is_not_finite_is_refused():
     [
         ({}, {"window": 61}, "the text has 60 tokens, fewer than a window of 61"),
         ({}, {"window": 0}, "window and segment must be >= 1, got 0"),
-        ({}, {"clamp_len": 0}, "clamp_len must be None or >= 1"),
         ({"mem_len": 0, "encoding": "sinusoid"}, {}, "encoding 'sinusoid' has no positions in its scores"),
         (
             {"mem_len": 0, "encoding": "learned", "table_len": 9},
             {},
             "encoding 'learned' has no positions in its scores",
         ),
-        ({"encoding": "shaw", "table_len": 9}, {"clamp_len": 3}, "clamp_len is for encoding 'relative'"),
     ],
 )
 def test_refusals(options, arguments, words):
