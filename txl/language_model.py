@@ -158,7 +158,7 @@ class LanguageModel:
         if prompt is None:
             tokens, apart = torch.tensor([self.vocabulary.start], device="cpu"), True
         elif isinstance(prompt, (str, bytes)):
-            tokens, apart = as_tensor(self._encoded(prompt)), encoded(prompt, "the text")[-1:].isspace()
+            tokens, apart = as_tensor(self._encoded(prompt)), encoded(prompt)[-1:].isspace()
         else:
             tokens, apart = as_tensor(self._checked(prompt, "prompt")), False
         if not len(tokens):
@@ -166,7 +166,7 @@ class LanguageModel:
         return tokens, apart
 
     def _encoded(self, text: str | bytes) -> Tokens:
-        return self.vocabulary.encode(encoded(text, "the text"))
+        return self.vocabulary.encode(encoded(text))
 
     def _checked(self, tokens: Tokens, name: str = "text") -> Tokens:
         """Return `tokens`; raise TxlError if they are not an integer array [n] of the vocabulary's

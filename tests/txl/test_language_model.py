@@ -84,7 +84,7 @@ def test_mistakes(loaded: txl.LanguageModel, tmp_path: Path) -> None:
         loaded.evaluate([1, 2, 3])
     with pytest.raises(TxlError, match="text must hold tokens from 0 to 24, got 0 to 99"):
         loaded.evaluate(np.array([0, 99]))
-    with pytest.raises(TxlError, match=r"the text cannot be encoded: .*surrogates not allowed"):
+    with pytest.raises(UnicodeEncodeError, match="surrogates not allowed"):
         loaded.generate("\ud800")
     with pytest.raises(TxlError, match="method must be one of cached, segments, sliding or null, got 'fast'"):
         loaded.evaluate("00", Reading(method="fast"))

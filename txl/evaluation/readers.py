@@ -69,11 +69,6 @@ class Reader(abc.ABC):
             last = self.hidden(part)[:, -1:]
         return self.model.logits(last)[:, 0]
 
-    def _check_segment(self, tokens: Tensor) -> None:
-        """Raise TxlError if there are more than max_segment tokens."""
-        if tokens.size(1) > self.max_segment:
-            raise TxlError(f"a segment has at most max_segment = {self.max_segment} tokens, got {tokens.size(1)}")
-
 
 class Engine(Reader):
     """A reader that caches keys and values; the model's parameters must not change while it is in
@@ -142,7 +137,6 @@ class SegmentReader(Reader):
 
     @torch.inference_mode()
     def hidden(self, tokens: Tensor) -> Tensor:
-        self._check_segment(tokens)
         with seeing(self.model, None):  # all of memory and segment
             states = self.model.read(tokens, self.memory, mem_len=self.mem_len)
         self.memory = states.memory
@@ -178,7 +172,8 @@ class WindowReader(Reader):
 
     @torch.inference_mode()
     def hidden(self, tokens: Tensor) -> Tensor:
-        self._check_segment(tokens)
+        if tokens.size(1) > self.max_segment:
+            raise TxlError(f"a segment has at most max_segment = {self.max_segment} tokens, got {tokens.size(1)}")
         self.window = torch.cat([self.window, tokens], 1)[:, -self.attn_len :]
         with seeing(self.model, None):
             return self.model.read(self.window, mem_len=0, last=tokens.size(1)).hidden
