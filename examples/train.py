@@ -44,7 +44,7 @@ def main(text: str | None = None, steps: int = 600, batch: int = 8, length: int 
                 print(f"update {step}: {loss.item() / 0.6931:.3f} bits a byte")
         model.eval()
         valid, start = corpus.valid, corpus.vocabulary.start
-        apart = evaluate(model, valid, start, Reading(length, segment=length), carry_memory=False, limit=20_000)
+        apart = evaluate(model, valid, start, Reading(length, "segments", length), limit=20_000)
         cached = evaluate(model, valid, start, Reading(2 * length, segment=length), limit=20_000)
     print(f"validation, segments of {length} read apart: {apart.bpc:.3f} bits a byte")
     print(f"with memory, {2 * length} keys a token as in training: {cached.bpc:.3f}, {apart.bpc - cached.bpc:.3f} less")

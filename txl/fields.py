@@ -4,10 +4,12 @@ JSON."""
 import dataclasses
 import types
 from collections.abc import Iterator
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from txl.errors import TxlError
 
+# Ranges for `check_ranges`. float32 can represent the first; JSON, the last.
+POSITIVE, RATE, COUNT = (1e-38, 1e38), (0, 0.999999), (1, 2**53)
 _T = TypeVar("_T")
 _NAMES: dict[Any, str] = {
     int: "a whole number", float: "a number", bool: "true or false", str: "a text", types.NoneType: "null",
@@ -60,19 +62,29 @@ def check_types(config: Any) -> None:
         check_type(field, getattr(config, field.name))
 
 
+def check_ranges(config: Any, **ranges: tuple[float, float]) -> None:
+    """Raise TxlError if a field of a dataclass is outside its range, ends included; None is in
+    every range, NaN in none."""
+    for name, (low, high) in ranges.items():
+        value = getattr(config, name)
+        if value is not None and not low <= value <= high:
+            raise TxlError(f"{name} must be from {low:,} to {high:,}, got {value:,}")
+
+
 def check_type(field: "dataclasses.Field[Any]", value: Any) -> None:
-    """Raise TxlError if a value is not of a field's type; a list is accepted for a tuple. The
-    choices of a `Literal` are checked by its dataclass."""
+    """Raise TxlError if a value is not of a field's type; a list is accepted for a tuple."""
     if not _is_of(field.type, value):
         raise TxlError(f"{field.name} must be {_told(field.type)}, got {value!r:.80}")
 
 
 def _is_of(kind: Any, value: Any) -> bool:
     origin, inner = get_origin(kind), get_args(kind)
-    if isinstance(kind, types.UnionType):
+    if origin in (Union, types.UnionType):
         return any(_is_of(each, value) for each in inner)
-    if kind is Any or origin is Literal:
+    if kind is Any:
         return True
+    if origin is Literal:
+        return value in inner
     if origin is tuple:
         return isinstance(value, (list, tuple)) and all(_is_of(inner[0], x) for x in value)
     if origin is dict:
@@ -83,6 +95,8 @@ def _is_of(kind: Any, value: Any) -> bool:
 
 
 def _told(kind: Any) -> str:
-    if isinstance(kind, types.UnionType):
+    if get_origin(kind) in (Union, types.UnionType):
         return " or ".join(_told(each) for each in get_args(kind))
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
     return _NAMES.get(get_origin(kind) or kind, str(kind))

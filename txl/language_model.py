@@ -11,22 +11,20 @@ from torch import Tensor
 
 from txl.errors import TxlError
 from txl.evaluation.evaluate import (
-    Method,
     Reading,
     ResolvedReading,
     Score,
-    Sizes,
     check_positive,
     default_method,
     evaluate,
     make_reader,
     resolve,
-    starting_with,
+    starts_with_zeros,
 )
 from txl.evaluation.generate import Sampling, encoded, generate, stop_bytes, text_of
 from txl.evaluation.readers import Reader
 from txl.model import Network, as_transformer
-from txl.paper.recurrent import RecurrentNetwork
+from txl.model.transformer import TransformerXL
 from txl.paths import AnyPath
 from txl.text.corpus import as_tensor
 from txl.text.streams import Counting
@@ -79,14 +77,12 @@ class LanguageModel:
             check_positive(name, value)
         whole = reading if isinstance(reading, ResolvedReading) else self.resolve(reading)
         tokens = self._encoded(text) if isinstance(text, (str, bytes)) else self._checked(text)
-        score = evaluate(
+        # One Billion Word consists of independent sentences delimited by `<S>`.
+        sentences = isinstance(self.vocabulary, WordVocabulary) and self.vocabulary.end == SENTENCE
+        return evaluate(
             self.model, tokens, self.vocabulary.start, whole, batch=batch, limit=limit, counting=counting,
-            sentences=self._alone, progress=progress,
+            sentences=sentences, progress=progress,
         )  # fmt: skip
-        if score.tokens != len(tokens):
-            return score
-        sentences = int((tokens == self.vocabulary.start).sum()) if self._alone else None
-        return dataclasses.replace(score, sentences=sentences)
 
     def resolve(self, reading: Reading | int | None = None) -> ResolvedReading:
         """Return the reading that `evaluate` uses, with defaults filled in: attn_len is
@@ -95,11 +91,13 @@ class LanguageModel:
         "segments".
 
         Raises:
-            TxlError: attn_len or zeros is given for an LSTM or QRNN.
+            TxlError: attn_len is given for an LSTM or QRNN.
         """
-        length = self.attn_len
-        sizes: Sizes = {"cached": (length, 128), "sliding": (length, 1), "segments": (length, self.segment)}
-        return self._resolved(_reading(reading), sizes)
+        asked = _reading(reading)
+        whole = resolve(asked, self.model, self.attn_len, self.segment)
+        if asked.attn_len is not None and whole.method != "sliding":
+            as_transformer(self.model, "attn_len")
+        return whole
 
     def generate(
         self,
@@ -160,7 +158,7 @@ class LanguageModel:
         if prompt is None:
             tokens, apart = torch.tensor([self.vocabulary.start], device="cpu"), True
         elif isinstance(prompt, (str, bytes)):
-            tokens, apart = as_tensor(self._encoded(prompt)), encoded(prompt, "the text")[-1:].isspace()
+            tokens, apart = as_tensor(self._encoded(prompt)), encoded(prompt)[-1:].isspace()
         else:
             tokens, apart = as_tensor(self._checked(prompt, "prompt")), False
         if not len(tokens):
@@ -168,7 +166,7 @@ class LanguageModel:
         return tokens, apart
 
     def _encoded(self, text: str | bytes) -> Tokens:
-        return self.vocabulary.encode(encoded(text, "the text"))
+        return self.vocabulary.encode(encoded(text))
 
     def _checked(self, tokens: Tokens, name: str = "text") -> Tokens:
         """Return `tokens`; raise TxlError if they are not an integer array [n] of the vocabulary's
@@ -185,46 +183,34 @@ class LanguageModel:
         """Make the reader for a generation of `longest` tokens: "cached", or "sliding" for a model
         with absolute positions or without recurrence. An LSTM or QRNN carries its state, whatever
         attn_len."""
-        method, recurrent = default_method(self.model), isinstance(self.model, RecurrentNetwork)
-        if method != "cached" and not recurrent:
-            if asked.zeros:
-                raise TxlError("zeros are for a Transformer with recurrence and relative positions, which this is not")
-            method = "sliding"
-        sizes: Sizes = {
-            "cached": (self.attn_len, 128),
-            "sliding": (self.segment, 1),
-            "segments": (self.attn_len, 128 if recurrent else self.segment),
-        }
-        whole = self._resolved(asked, sizes, method)
-        if asked.attn_len and not whole.zeros:  # a token cannot see more keys than there are tokens
-            whole = dataclasses.replace(whole, attn_len=min(asked.attn_len, longest))
-        return make_reader(starting_with(self.model, whole.zeros), 1, whole)
-
-    def _resolved(self, asked: Reading, sizes: Sizes, method: Method | None = None) -> ResolvedReading:
-        whole = resolve(asked, self.model, sizes, method)
-        if asked.attn_len is not None and whole.method != "sliding":
-            as_transformer(self.model, "attn_len")
-        return whole
-
-    @property
-    def _alone(self) -> bool:
-        """Whether the text consists of independent sentences delimited by `<S>`, as One Billion
-        Word."""
-        return isinstance(self.vocabulary, WordVocabulary) and self.vocabulary.end == SENTENCE
+        if not asked.method and default_method(self.model) == "segments" and isinstance(self.model, TransformerXL):
+            asked = dataclasses.replace(asked, method="sliding")
+        whole = self.resolve(asked)
+        if not asked.attn_len and whole.method == "sliding":
+            whole = whole._replace(attn_len=self.segment)
+        elif asked.attn_len and not starts_with_zeros(self.model):  # a token cannot see more keys than there are tokens
+            whole = whole._replace(attn_len=min(asked.attn_len, longest))
+        return make_reader(self.model, 1, whole)
 
 
 def _reading(asked: Reading | int | None) -> Reading:
     return asked if isinstance(asked, Reading) else Reading(asked)
 
 
-def load(path: AnyPath, device: torch.device | str = "cpu") -> LanguageModel:
+def load(
+    path: AnyPath, device: torch.device | str = "cpu", *, clamp_len: int | None = None, zeros: bool | None = None
+) -> LanguageModel:
     """Load a trained model from a checkpoint.
 
     Args:
         path: a run's folder, whose best checkpoint is loaded, or a .safetensors file.
+        clamp_len: distances above it are encoded as clamp_len; None for the model's own.
+        zeros: whether a text begins with zero states that are attended to, as many as a token can
+            see; None for the model's own `initial_memory`.
 
     Raises:
-        TxlError: there is no checkpoint, or it is damaged.
+        TxlError: there is no checkpoint, it is damaged, or the model cannot be read so.
     """
-    model, saved = checkpoints.restore(path, device)
+    changes = {"clamp_len": clamp_len, "initial_memory": None if zeros is None else "zeros" if zeros else "empty"}
+    model, saved = checkpoints.restore(path, device, **{name: x for name, x in changes.items() if x is not None})
     return LanguageModel(model, saved.vocabulary, saved.attn_len, saved.segment, saved.path, saved.digest)

@@ -55,24 +55,17 @@ def read(model: TransformerXL, tokens: Tensor, memory: list[Tensor] | None = Non
     the memory, uncut, for the tokens that follow."""
     c = model.config
     hidden = model.embedding.tables[0][tokens] * math.sqrt(c.d_model)
-    last = len(tokens) - 1  # the released code counts a segment's places from its end
-    if c.encoding in ("sinusoid", "sinusoid-released"):
-        places = [n if c.encoding == "sinusoid" else last - n for n in range(len(tokens))]
-        hidden = hidden + torch.stack([sinusoid_at(n, c.d_model) for n in places])
+    if c.encoding == "sinusoid":
+        hidden = hidden + torch.stack([sinusoid_at(n, c.d_model) for n in range(len(tokens))])
     kept = []
     for n, block in enumerate(model.layers):
         if c.encoding == "learned":
             hidden = hidden + torch.stack([block.places[i] for i in range(len(tokens))])
-        elif c.encoding == "learned-released":
-            hidden = hidden + torch.stack([block.places[c.table_len - 1 - (last - i)] for i in range(len(tokens))])
         whole = torch.cat([memory[n], hidden]) if memory else hidden
         kept.append(whole)
         held = len(whole) - len(hidden)
         seen = norm(block.attention_norm, whole) if c.pre_norm else whole
         q, k, v = linear(seen, block.attention.qkv.weight).view(len(whole), 3, c.n_head, c.d_head).permute(1, 2, 0, 3)
-        if c.pre_norm and c.encoding in ("sinusoid-released", "learned-released"):  # q of what is not normed
-            own = linear(whole, block.attention.qkv.weight[: c.n_head * c.d_head])
-            q = own.view(len(whole), c.n_head, c.d_head).transpose(0, 1)
         p = scores_of(model, n, q[:, held:], k, held).softmax(-1)
         attended = linear((p @ v).transpose(0, 1).flatten(1), block.attention.out.weight)
         hidden = hidden + attended

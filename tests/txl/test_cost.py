@@ -55,10 +55,10 @@ def test_pairs_one_by_one(window, mem_len):
 
 
 def test_a_softmax_of_bins_costs_less_than_a_whole_one():
-    whole = recipes.load("wt103-base").model_config().bins
-    assert cost.softmax_products(whole, 410) < 0.4 * 410 * 267735
-    one = ModelConfig(**SIZES).bins
-    assert cost.softmax_products(one, 16) == 16 * 50
+    whole = recipes.load("wt103-base").model_config()
+    assert cost.softmax_products(whole) < 0.4 * 410 * 267735
+    one = ModelConfig(**SIZES)
+    assert cost.softmax_products(one) == 16 * 50
 
 
 def test_training_is_three_times_forward():

@@ -9,7 +9,7 @@ from txl import recipes
 from txl.errors import TxlError
 from txl.evaluation.evaluate import METHODS
 from txl.model import make_network
-from txl.model.config import PLACES, RecurrentConfig
+from txl.model.config import RecurrentConfig
 from txl.model.transformer import count_parameters
 from txl.text.datasets import RULES
 from txl.training.config import learning_rate
@@ -55,7 +55,7 @@ def test_recipe(name: str) -> None:
         return
     if recipe.evaluate.get("method", "cached") == "cached":
         assert not config.absolute
-    if config.encoding in PLACES:
+    if config.encoding == "learned":
         assert train.scored + train.context <= config.table_len
         assert recipe.evaluate["attn_len"] <= config.table_len
     if train.loss == "half":

@@ -82,16 +82,15 @@ def _attention_lengths(model: TransformerXL, corpus: data.Corpus, tgt_len: int) 
     stride = max(tgt_len // 16, 1)
     console.print("Measuring what memory is worth, on the test split")
 
-    def score(told: str, reading: Reading, carry_memory: bool = True) -> Score:
+    def score(told: str, reading: Reading) -> Score:
         with EvaluationProgress(console, told, min(EVAL_TOKENS, len(corpus.test))) as progress:
             return evaluate(
-                model, corpus.test, corpus.vocabulary.start, reading, limit=EVAL_TOKENS, carry_memory=carry_memory,
-                progress=progress.update,
+                model, corpus.test, corpus.vocabulary.start, reading, limit=EVAL_TOKENS, progress=progress.update
             )  # fmt: skip
 
     apart, window = f"no memory, segments of {tgt_len}", f"no memory, a window of {tgt_len} sliding by {stride}"
     levels = {
-        apart: score("no memory", Reading(tgt_len, segment=tgt_len), carry_memory=False),
+        apart: score("no memory", Reading(tgt_len, "segments", tgt_len)),
         window: score("a sliding window", Reading(tgt_len, method="sliding", segment=stride)),
     }
     cached = [score(f"attention length {n}", Reading(n)) for n in lengths]

@@ -17,7 +17,6 @@ from txl.evaluation.evaluate import (
     check_positive,
     evaluation_dtype,
     in_dtype,
-    init_and_best,
 )
 from txl.language_model import LanguageModel, load
 from txl.paper.recurrent import RecurrentNetwork
@@ -96,11 +95,10 @@ def evaluate_command(
         check_positive(name, value)
     counted = _counting(counting)
     lengths = _attention_lengths(attn_len) if attn_len else None
-    asked = Reading(None, clamp_len, zeros, method, segment)  # type: ignore[arg-type]
+    asked = Reading(None, method, segment)  # type: ignore[arg-type]
     where = pick_device(device)
-    language_model = load(checkpoint, where)
-    # One more than the limit, to know whether the text is longer.
-    tokens = split_of(language_model, source, split, None if limit is None else limit + 1)
+    language_model = load(checkpoint, where, clamp_len=clamp_len, zeros=zeros)
+    tokens = split_of(language_model, source, split, limit)
     score_at = functools.partial(language_model.evaluate, tokens, batch=batch, counting=counted)
     dtype = evaluation_dtype(precision, where)
     scores = []
@@ -159,15 +157,12 @@ def _print(scores: list[Score], saved: LanguageModel, how: str, told: str) -> No
         reach = "all before" if isinstance(saved.model, RecurrentNetwork) and how == "segments" else str(s.attn_len)
         table.add_row(reach, f"{s.tokens:,}", f"{s.ppl if words else s.bpc:.4f}", f"{s.tokens_per_s:,.0f}")
     console.print(table)
-    for s in scores:
-        if s.ppl_with_starts is not None:
-            say(
-                f"attention length {s.attn_len}: {s.ppl_with_starts:.4f} ppl as TensorFlow counts the opening <S>, at least"
-            )
-    if len(scores) > 1 and saved.attn_len in [s.attn_len for s in scores]:
-        found = init_and_best(scores, saved.attn_len)
-        init, best = (f"{s.ppl if words else s.bpc:.4f}" for s in (found.init, found.best))
+    init = next((s for s in scores if s.attn_len == saved.attn_len), None)
+    if len(scores) > 1 and init is not None:  # columns of the paper's Table 6
+        best = min(scores, key=lambda s: s.nats)
+        shortest = min(s.attn_len for s in scores if s.ppl <= best.ppl * 1.001)
+        shown = [f"{s.ppl if words else s.bpc:.4f}" for s in (init, best)]
         say(
-            f"init {init} {measure} (training's length {saved.attn_len}), best {best} (length {found.best.attn_len}), "
-            f"shortest length within 0.1% of its perplexity: {found.shortest.attn_len}"
+            f"init {shown[0]} {measure} (training's length {saved.attn_len}), best {shown[1]} (length {best.attn_len}), "
+            f"shortest length within 0.1% of its perplexity: {shortest}"
         )

@@ -6,7 +6,8 @@ from itertools import chain
 from typing import Annotated
 
 from txl.commands.options import Checkpoint, Device, in_panel, pick_device
-from txl.evaluation.evaluate import Reading
+from txl.errors import TxlError
+from txl.evaluation.evaluate import Reading, default_method
 from txl.evaluation.generate import Sampling
 from txl.language_model import load
 from txl.text import files
@@ -50,8 +51,10 @@ def generate_command(
     With relative positions and recurrence memory and time a token are constant however long it
     gets; otherwise each token reads its window anew.
     """
-    sampling, reading = Sampling(temperature, top_k, top_p), Reading(attn_len, clamp_len, zeros)
-    saved = load(checkpoint, pick_device(device))
+    sampling, reading = Sampling(temperature, top_k, top_p), Reading(attn_len)
+    saved = load(checkpoint, pick_device(device), clamp_len=clamp_len, zeros=zeros)
+    if zeros and default_method(saved.model) != "cached":
+        raise TxlError("--zeros is for a Transformer with recurrence and relative positions, which this is not")
     text = None if prompt is None else _prompt(prompt)
     pieces = saved.stream(text, count, sampling, reading, seed=seed, stop=stop)
     write = sys.stdout.buffer

@@ -1,13 +1,11 @@
 """`txl recl`, `txl attention`: measurements of trained models, as charts."""
 
 import dataclasses
-import io
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import typer
 from rich.table import Table
 from rich.text import Text
@@ -19,12 +17,10 @@ from txl.errors import TxlError
 from txl.evaluation.evaluate import perplexity
 from txl.language_model import LanguageModel, load
 from txl.paper import attention_maps, recl
-from txl.paths import replace_bytes, replace_text, results_folder
+from txl.paths import replace_text, results_folder
 from txl.pictures import missing
-from txl.text.vocabulary import Tokens
 
 _TEXT, _HOW = "Text", "How"
-SAVE_EVERY_S = 20.0
 FIGURE_RATIO = 0.1  # fraction of positions in figure 3
 TARGETS = 64  # number of targets in figure 6 and in the page, from the middle of the text
 
@@ -49,8 +45,7 @@ def recl_command(
 ) -> None:
     """Measure how far back models make use of a text: the paper's RECL, figures 3 and 4.
 
-    Every prediction is made from exactly so many tokens and an empty state. Started again, the
-    command goes on where it was interrupted.
+    Every prediction is made from exactly so many tokens and an empty state.
     """
     try:
         ratios = [float(part) for part in ratio.split(",")]
@@ -69,15 +64,22 @@ def recl_command(
                 f"{name}: contexts begin at {step} tokens, beyond the {limit} that its absolute positions reach; "
                 f"--step must be at most {limit}"
             )
+        if limit is not None and limit < layout.longest:
+            limits[name] = limit - limit % step
+            say(f"{name}: its contexts end at {limits[name]} tokens, as its absolute positions reach {limit}")
     folder = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "recl"
-    with results_folder(folder, "--out"), results_folder(folder / "losses", "--out"):
+    with results_folder(folder, "--out"):
         positions = len(layout.positions())
         if positions < samples:
             say(f"the text has {positions:,} positions after a context of {layout.longest:,}; all are taken")
         losses, seconds = {}, {}
         for name, model in group.items():
             began = time.perf_counter()
-            losses[name] = _losses(name, model, tokens, layout, folder / "losses")
+            with EvaluationProgress(console, name, positions) as progress:
+                losses[name] = recl.measure(
+                    recl.NetworkLosses(model), tokens, layout, limit=limits[name], device=model.model.device,
+                    watch=progress.update,
+                )  # fmt: skip
             seconds[name] = time.perf_counter() - began
         perplexities = {name: [perplexity(x) for x in values.mean(1)] for name, values in losses.items()}
         effective = {r: recl.effective_context(losses, layout.lengths, r, limits=limits) for r in ratios}
@@ -112,32 +114,6 @@ def _group(models: list[LanguageModel], paths: list[Path]) -> dict[str, Language
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]
     return dict(zip(names, models, strict=True))
-
-
-def _losses(name: str, model: LanguageModel, tokens: Tokens, layout: recl.Layout, folder: Path) -> recl.Array:
-    """Return all losses of a model, [C, N]: read from the folder if measured before, else measured
-    and saved."""
-    predict = recl.NetworkLosses(model)
-    cost, kept = layout.cost(predict.limit), folder / f"{recl.fingerprint(model.digest, tokens, layout)}.npz"
-    values = recl.kept_losses(kept, layout)
-    told = f", {np.isfinite(values).mean():.0%} of the losses kept" if np.isfinite(values).any() else ""
-    limited = "" if predict.limit is None else f"; longer contexts than its {predict.limit} are that one"
-    say(f"{name}: {cost:,} tokens to read{told}{limited}")
-    saved = time.perf_counter()
-    with EvaluationProgress(console, name, cost) as progress:
-
-        def watch(done: int) -> None:
-            nonlocal saved
-            progress.update(done)
-            if time.perf_counter() - saved > SAVE_EVERY_S:
-                recl.keep_losses(kept, values)
-                saved = time.perf_counter()
-
-        try:
-            device = model.model.device
-            return recl.measure(predict, tokens, layout, limit=predict.limit, values=values, device=device, watch=watch)
-        finally:
-            recl.keep_losses(kept, values)
 
 
 def _print(effective: dict[float, dict[str, recl.Effective]], perplexities: dict[str, list[float]], title: str) -> None:
@@ -183,7 +159,7 @@ def attention_command(
     for name, value, minimum in (("window", window, 2), ("limit", limit, 1)):
         if value is not None and value < minimum:
             raise TxlError(f"--{name} must be >= {minimum}, got {value}")
-    language_model = load(checkpoint, pick_device(device))
+    language_model = load(checkpoint, pick_device(device), clamp_len=clamp_len)
     model = attention_maps.check_attention(language_model.model)
     layers, n_head = model.config.n_layer, model.config.n_head
     chosen = [n - 1 for n in numbers("--heads", heads)] if heads is not None else None
@@ -201,8 +177,9 @@ def attention_command(
     with results_folder(folder, "--out"):
         found = attention_maps.Attention(layers, n_head, window, first, TARGETS)
         with EvaluationProgress(console, "attention", len(tokens)) as progress:
-            for parts in attention_maps.read_terms(model, tokens, language_model.vocabulary.start, window, clamp_len):
-                found.add(parts)
+            start = language_model.vocabulary.start
+            for first_query, weights in attention_maps.read_weights(model, tokens, start, window):
+                found.add(first_query, weights)
                 progress.update(found.queries + window - 1)
         if chosen is None:
             chosen = [found.widest(layer) for layer in sorted({0, layers // 2, layers - 1})]
@@ -215,19 +192,7 @@ def attention_command(
         )
         title = f"Attention of {language_model.path.parent.name or language_model.path.name}"
         attention_maps.write_page(folder / "attention.html", found, tokens, language_model.vocabulary, title, about)
-        settings = {
-            "checkpoint": language_model.digest,
-            "window": window,
-            "clamp_len": clamp_len,
-            "tokens": len(tokens),
-        }
-        settings |= {"heads_of_figure_6": [head + 1 for head in chosen], "first_target": first, "targets": TARGETS}
-        replace_text(folder / "attention.json", json.dumps(settings, indent=2) + "\n")
-        drawn: dict[str, Any] = {name: x.numpy() for name, x in attention_maps.figures(found, chosen).items()}
-        file = io.BytesIO()
-        np.savez_compressed(file, **drawn)
-        replace_bytes(folder / "attention.npz", file.getvalue())
         say(
             f"{found.queries:,} tokens with windows of {window:,}; heads {', '.join(str(h + 1) for h in chosen)} in figure 6"
         )
-        say(f"in {folder}: figure-5.png, figure-6.png, figure-7.png, their numbers in attention.npz; attention.html")
+        say(f"in {folder}: figure-5.png, figure-6.png, figure-7.png, attention.html")

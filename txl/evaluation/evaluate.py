@@ -1,29 +1,36 @@
 """Evaluation: the loss of a split, each token scored once, by one of three methods of reading
 it."""
 
-import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain, groupby, islice
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.evaluation.readers import Engine, Reader, SegmentReader
-from txl.evaluation.window import WindowReader, sliding_losses
-from txl.model import Network, as_transformer
+from txl.evaluation.readers import (
+    Engine,
+    Reader,
+    SegmentReader,
+    WindowReader,
+    check_window,
+    seeing,
+)
+from txl.fields import COUNT, check_ranges, check_types
+from txl.model import Network
 from txl.model.config import ModelConfig, RecurrentConfig
 from txl.paper.recurrent import RecurrentNetwork
 from txl.precision import autocast_dtype, multiplies_bf16
+from txl.text.corpus import as_tensor
 from txl.text.streams import Counting, scored_segments
 from txl.text.vocabulary import Tokens
 
 Method = Literal["cached", "segments", "sliding"]
 METHODS: tuple[Method, ...] = get_args(Method)
-Sizes = Mapping[Method, tuple[int, int]]  # attn_len and segment for a method
 
 
 @dataclass(frozen=True)
@@ -33,9 +40,6 @@ class Reading:
     Attributes:
         attn_len: maximum number of keys a token sees, its own position included. It replaces the
             model's own window.
-        clamp_len: distances above it are encoded as clamp_len; None for the model's own.
-        zeros: whether a text begins with zero states that are attended to, as many as a token can
-            see.
         method: "cached": each token sees exactly attn_len keys, and the loss does not depend on
             `segment`. "segments": each segment has a memory of attn_len - segment hidden states, as
             in the released evaluation with mem_len, so tokens see at least attn_len - segment + 1
@@ -50,31 +54,20 @@ class Reading:
     """
 
     attn_len: int | None = None
-    clamp_len: int | None = None
-    zeros: bool | None = None
     method: Method | None = None
     segment: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("attn_len", "clamp_len", "segment"):
-            check_positive(name, getattr(self, name))
-        if self.method not in (None, *METHODS):
-            raise TxlError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
+        check_types(self)
+        check_ranges(self, attn_len=COUNT, segment=COUNT)
 
 
-@dataclass(frozen=True)
-class ResolvedReading:
-    """A `Reading` with all choices made; its fields are explained there.
-
-    Attributes:
-        clamp_len: None for the model's own.
-    """
+class ResolvedReading(NamedTuple):
+    """A `Reading` with all choices made; its fields are explained there."""
 
     method: Method
     attn_len: int
     segment: int
-    clamp_len: int | None
-    zeros: bool
 
 
 def check_positive(name: str, value: int | None) -> None:
@@ -90,14 +83,12 @@ class Score:
     Attributes:
         attn_len: maximum number of keys that a token saw.
         tokens: number of tokens scored. nats: mean loss of a token.
-        sentences: number of sentences, if the corpus is of shuffled sentences; else None.
     """
 
     attn_len: int
     tokens: int
     nats: float
     seconds: float
-    sentences: int | None = None
 
     @property
     def bpc(self) -> float:
@@ -110,13 +101,6 @@ class Score:
         return perplexity(self.nats)
 
     @property
-    def ppl_with_starts(self) -> float | None:
-        """Perplexity as the TensorFlow code computes it for One Billion Word: it also scores the
-        `<S>` that opens each sentence, directly after the `<S>` that closes the last one. Here
-        these tokens are counted with a loss of zero, so the value is a lower bound."""
-        return perplexity(self.nats * self.tokens / (self.tokens + self.sentences)) if self.sentences else None
-
-    @property
     def tokens_per_s(self) -> float:
         return self.tokens / self.seconds
 
@@ -124,31 +108,6 @@ class Score:
 def perplexity(nats: float) -> float:
     """Return e^nats, or infinity if that overflows a float."""
     return math.exp(nats) if nats < 700 else math.inf
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """Columns of the paper's Table 6: perplexity at training's attention length ("init"), the best
-    perplexity, and the shortest attention length whose perplexity is within 0.1% of the best."""
-
-    init: Score
-    best: Score
-    shortest: Score
-
-
-def init_and_best(scores: Sequence[Score], trained: int, gain: float = 1e-3) -> Lengths:
-    """Return `Lengths` from scores at several attention lengths, which must include training's.
-
-    Raises:
-        ValueError: training's attention length is not among them.
-    """
-    ordered = sorted(scores, key=lambda s: s.attn_len)
-    init = next((s for s in ordered if s.attn_len == trained), None)
-    if init is None:
-        raise ValueError(f"scores must hold training's attention length {trained}, got {[s.attn_len for s in ordered]}")
-    best = min(ordered, key=lambda s: s.nats)
-    shortest = next(s for s in ordered if s.ppl <= best.ppl * (1 + gain))
-    return Lengths(init, best, shortest)
 
 
 def default_method(model: Network) -> Method:
@@ -164,58 +123,36 @@ def default_method(model: Network) -> Method:
     return "segments" if model.config.absolute else "cached"
 
 
-def resolve(
-    asked: Reading,
-    model: Network,
-    sizes: Sizes | None = None,
-    method: Method | None = None,
-) -> ResolvedReading:
-    """Fill in the choices that a reading leaves open. All defaults are decided here.
+def resolve(asked: Reading, model: Network, attn_len: int | None = None, segment: int = 128) -> ResolvedReading:
+    """Fill in the choices that a reading leaves open.
 
     Args:
-        sizes: default attn_len and segment for each method; with None attn_len must be given and
-            segment is 128.
-        method: the default method; None for `default_method`.
+        attn_len: the default; None if it must be given.
+        segment: the default for "segments"; that for "cached" is 128, and for "sliding" 1.
 
     Raises:
-        TxlError: attn_len is missing, or zeros is given for an LSTM or QRNN.
+        TxlError: attn_len is missing.
     """
-    method = asked.method or method or default_method(model)
-    attn_len, segment = (asked.attn_len, 128) if sizes is None else sizes[method]
-    attn_len = asked.attn_len or attn_len
+    method, attn_len = asked.method or default_method(model), asked.attn_len or attn_len
     if attn_len is None:
         raise TxlError("a reading needs attn_len, the keys that a token sees")
-    zeros = asked.zeros
-    if zeros is None:
-        zeros = _starts_with_zeros(model)
-    else:
-        as_transformer(model, "zeros")
-    return ResolvedReading(method, attn_len, asked.segment or segment, asked.clamp_len, zeros)
+    defaults = {"cached": 128, "sliding": 1, "segments": segment}
+    return ResolvedReading(method, attn_len, asked.segment or defaults[method])
 
 
-def _starts_with_zeros(model: Network) -> bool:
+def starts_with_zeros(model: Network) -> bool:
     return isinstance(model.config, ModelConfig) and model.config.initial_memory == "zeros"
-
-
-def starting_with(model: Network, zeros: bool) -> Network:
-    """Return the model, or a copy with the same parameters and the other initial memory; see
-    `Reading.zeros`."""
-    if zeros == _starts_with_zeros(model):
-        return model
-    other = copy.copy(as_transformer(model, "zeros"))  # shares the parameters
-    other.config = replace(other.config, initial_memory="zeros" if zeros else "empty")
-    return other
 
 
 def make_reader(model: Network, batch: int, reading: ResolvedReading) -> Reader:
     """Make a reader of `batch` parallel texts that begins with the model's own initial memory."""
-    attn_len, segment, clamp_len = reading.attn_len, reading.segment, reading.clamp_len
-    if reading.method == "cached":
-        return Engine(model, batch, attn_len, segment, clamp_len)
-    if reading.method == "segments":
+    method, attn_len, segment = reading
+    if method == "cached":
+        return Engine(model, batch, attn_len, segment)
+    if method == "segments":
         mem_len = 1 if isinstance(model, RecurrentNetwork) else attn_len - segment
-        return SegmentReader(model, batch, mem_len, segment, clamp_len)
-    return WindowReader(model, batch, attn_len, segment, clamp_len)
+        return SegmentReader(model, batch, mem_len, segment)
+    return WindowReader(model, batch, attn_len, segment)
 
 
 @torch.inference_mode()
@@ -227,7 +164,6 @@ def evaluate(
     *,
     batch: int = 8,
     limit: int | None = None,
-    carry_memory: bool = True,
     counting: Counting = "all",
     sentences: bool = False,
     progress: Callable[[int], None] | None = None,
@@ -241,7 +177,6 @@ def evaluate(
             batch scores best. For "sliding": number of windows computed at once, which does not
             change the loss.
         limit: score only the first `limit` tokens.
-        carry_memory: False clears the memory at each segment.
         counting, sentences: which tokens are scored; see `scored_segments`.
         progress: called with the number of tokens scored so far.
 
@@ -252,7 +187,7 @@ def evaluate(
     training, total, scored = model.training, 0.0, 0
     reading = reading if isinstance(reading, ResolvedReading) else resolve(reading, model)
     try:
-        for losses, count in _losses(model, tokens, start, reading, batch, carry_memory, counting, sentences):
+        for losses, count in _losses(model, tokens, start, reading, batch, counting, sentences):
             total += float(losses.double().sum())
             scored += count
             if progress:
@@ -268,32 +203,63 @@ def _losses(
     start: int,
     reading: ResolvedReading,
     batch: int,
-    carry_memory: bool,
     counting: Counting,
     sentences: bool,
 ) -> Iterator[tuple[Tensor, int]]:
     """Yield the losses of each step and the number of scored tokens among them."""
     if len(tokens) == 0:
         raise TxlError("the split to evaluate is empty")
-    model, method = starting_with(model, reading.zeros), reading.method
-    reach, segment = reading.attn_len, reading.segment
+    method, reach, segment = reading
     if method == "sliding" or (method == "segments" and not isinstance(model, RecurrentNetwork)):
         segment = min(segment, reach)
-    if not reading.zeros:  # a token cannot see more keys than there are tokens
+    if not starts_with_zeros(model):  # a token cannot see more keys than there are tokens
         reach, segment = min(reach, len(tokens)), min(segment, len(tokens))
     if method == "sliding":
         if counting != "all":
             raise TxlError("method 'sliding' scores every token: it goes with counting 'all' only")
-        for losses in sliding_losses(model, tokens, start, reach, segment, batch, reading.clamp_len):
+        for losses in sliding_losses(model, tokens, start, reach, segment, batch):
             yield losses, len(losses)
         return
     batch = min(batch, len(tokens))
-    reader = make_reader(model, batch, replace(reading, attn_len=reach, segment=segment))
+    reader = make_reader(model, batch, ResolvedReading(method, reach, segment))
     for block in scored_segments(tokens, start, batch, segment, counting, sentences):
-        if not carry_memory:
-            reader.reset()
         inputs, targets = (x.to(model.device) for x in block)
         yield reader.nll(inputs, targets), int((targets >= 0).sum())
+
+
+@torch.inference_mode()
+def sliding_losses(
+    model: Network, tokens: Tokens, start: int, attn_len: int, stride: int, batch: int
+) -> Iterator[Tensor]:
+    """Yield the losses of a split read in windows of attn_len tokens, the last `stride` of each
+    scored.
+
+    Windows are independent, so the split is not cut into streams: each token sees attn_len - stride
+    + 1 to attn_len keys, or, near the start, all tokens before it (`start` is the first).
+
+    Yields: losses [n], in order of the tokens.
+
+    Raises:
+        TxlError: as `check_window`.
+    """
+    check_window(model, attn_len, stride)
+    model.eval()
+
+    def inputs(begin: int, end: int) -> Tensor:
+        """Inputs that predict tokens begin .. end - 1: tokens begin - 1 .. end - 2, where -1 is
+        `start`."""
+        part = as_tensor(tokens[max(begin - 1, 0) : end - 1])
+        return torch.cat([torch.tensor([start], device="cpu"), part]) if begin == 0 else part
+
+    # Windows at the start are shorter, and the last one may score fewer tokens.
+    ends = chain(range(stride, len(tokens), stride), [len(tokens)])
+    for (length, scored), alike in groupby(ends, lambda end: (min(end, attn_len), (end - 1) % stride + 1)):
+        while some := list(islice(alike, batch)):
+            block = torch.stack([inputs(end - length, end) for end in some]).to(model.device)
+            targets = torch.stack([as_tensor(tokens[end - scored : end]) for end in some]).to(model.device)
+            with seeing(model, None):
+                hidden = model.read(block, mem_len=0, last=scored).hidden
+            yield model.softmax.nll(hidden, targets).flatten()
 
 
 def in_dtype(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:

@@ -74,21 +74,18 @@ def stop_bytes(stop: str | bytes | None) -> bytes:
     """Return a stop string as bytes; empty for None.
 
     Raises:
-        TxlError: it is empty, cannot be encoded, or is not a string.
+        TxlError: it is empty or is not a string.
     """
     if stop is None:
         return b""
     if not isinstance(stop, (str, bytes)) or not stop:
         raise TxlError(f"stop must be a string of at least one character, got {stop!r}")
-    return encoded(stop, f"stop {stop!r}")
+    return encoded(stop)
 
 
-def encoded(text: str | bytes, name: str) -> bytes:
-    """Return a text as bytes; raise TxlError with its `name` if it cannot be encoded."""
-    try:
-        return text.encode("utf-8", errors="surrogateescape") if isinstance(text, str) else text
-    except UnicodeEncodeError as error:
-        raise TxlError(f"{name} cannot be encoded: {error}") from error
+def encoded(text: str | bytes) -> bytes:
+    """Return a text as bytes; those of a command line that are not UTF-8 are kept."""
+    return text.encode("utf-8", errors="surrogateescape") if isinstance(text, str) else text
 
 
 def text_of(

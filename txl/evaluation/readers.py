@@ -13,7 +13,6 @@ from txl.model import Network, as_transformer
 from txl.model.config import ModelConfig
 from txl.model.transformer import HiddenMemory
 from txl.paper.recurrent import RecurrentNetwork
-from txl_kernels import RelAttention
 from txl_kernels.layer import SegmentAttention
 
 
@@ -70,30 +69,6 @@ class Reader(abc.ABC):
             last = self.hidden(part)[:, -1:]
         return self.model.logits(last)[:, 0]
 
-    def _check_segment(self, tokens: Tensor) -> None:
-        """Raise TxlError if there are more than max_segment tokens."""
-        if tokens.size(1) > self.max_segment:
-            raise TxlError(f"a segment has at most max_segment = {self.max_segment} tokens, got {tokens.size(1)}")
-
-
-def check_attn_len(attn_len: int) -> None:
-    """Raise TxlError if attn_len is below 1."""
-    if attn_len < 1:
-        raise TxlError(f"the attention length must be >= 1 (a token sees at least itself), got {attn_len}")
-
-
-def check_clamp_len(model: Network, clamp_len: int | None) -> None:
-    """Raise TxlError if clamp_len is below 1, or the model has no sinusoids of distances to
-    clamp."""
-    if clamp_len is None:
-        return
-    if clamp_len < 1:
-        raise TxlError(f"clamp_len must be None or >= 1, got {clamp_len}")
-    if not isinstance(model.config, ModelConfig):
-        raise TxlError(f"clamp_len is for Transformers, not for a network of kind {model.config.network!r}")
-    if model.config.encoding != "relative":
-        raise TxlError(f"clamp_len is for encoding 'relative', not {model.config.encoding!r}")
-
 
 class Engine(Reader):
     """A reader that caches keys and values; the model's parameters must not change while it is in
@@ -108,19 +83,16 @@ class Engine(Reader):
         batch: number of parallel texts.
         attn_len: number of keys a token sees.
         max_segment: maximum number of tokens of one call.
-        clamp_len: distances above it are encoded as clamp_len; None for the model's own.
 
     Raises:
         TxlError: a size is below 1, or the model has absolute positions or no attention.
     """
 
-    def __init__(
-        self, model: Network, batch: int, attn_len: int, max_segment: int, clamp_len: int | None = None
-    ) -> None:
+    def __init__(self, model: Network, batch: int, attn_len: int, max_segment: int) -> None:
         super().__init__(model, batch, max_segment)
         self._transformer = model = as_transformer(model, "a cache of keys")
-        check_attn_len(attn_len)
-        check_clamp_len(model, clamp_len)
+        if attn_len < 1:
+            raise TxlError(f"the attention length must be >= 1 (a token sees at least itself), got {attn_len}")
         if model.config.absolute:
             raise TxlError(
                 f"encoding {model.config.encoding!r} puts places into the hidden states, so keys cannot be cached: use "
@@ -128,8 +100,7 @@ class Engine(Reader):
             )
         self.attention: list[SegmentAttention] = [block.attention for block in model.layers]  # type: ignore[misc]
         self.caches = [
-            attention.new_cache(batch, attn_len - 1, max_segment, window=attn_len, clamp_len=clamp_len)
-            for attention in self.attention
+            attention.new_cache(batch, attn_len - 1, max_segment, window=attn_len) for attention in self.attention
         ]
         self.reset()
 
@@ -152,17 +123,13 @@ class SegmentReader(Reader):
     Args:
         mem_len: number of states each layer keeps; 0 for none. An LSTM or QRNN carries its state
             unless mem_len is 0.
-        clamp_len: distances above it are encoded as clamp_len; None for the model's own.
     """
 
-    def __init__(
-        self, model: Network, batch: int, mem_len: int, max_segment: int, clamp_len: int | None = None
-    ) -> None:
+    def __init__(self, model: Network, batch: int, mem_len: int, max_segment: int) -> None:
         super().__init__(model, batch, max_segment)
         if mem_len < 0:
             raise TxlError(f"mem_len must be >= 0, got {mem_len}")
-        check_clamp_len(model, clamp_len)
-        self.mem_len, self.clamp_len = mem_len, clamp_len
+        self.mem_len = mem_len
         self.reset()
 
     def reset(self) -> None:
@@ -170,31 +137,63 @@ class SegmentReader(Reader):
 
     @torch.inference_mode()
     def hidden(self, tokens: Tensor) -> Tensor:
-        self._check_segment(tokens)
-        with seeing(self.model, self.mem_len + self.max_segment, self.clamp_len):
+        with seeing(self.model, None):  # all of memory and segment
             states = self.model.read(tokens, self.memory, mem_len=self.mem_len)
         self.memory = states.memory
         return states.hidden
 
 
-@contextmanager
-def seeing(model: Network, attn_len: int, clamp_len: int | None, always: bool = False) -> Iterator[None]:
-    """A context in which the model has another clamp_len (None changes nothing) and, if it has a
-    window, a window of attn_len keys. An LSTM or QRNN is not changed.
+def check_window(model: Network, attn_len: int, stride: int) -> None:
+    """Raise TxlError if a window cannot have these sizes, or is longer than the table of learned
+    positions."""
+    if not 1 <= stride <= attn_len:
+        raise TxlError(f"stride must be from 1 to the window's {attn_len} tokens, got {stride}")
+    longest = model.config.table_len if isinstance(model.config, ModelConfig) and model.config.absolute else None
+    if longest is not None and attn_len > longest:
+        raise TxlError(f"a window of {attn_len} tokens is beyond the model's {longest} learned positions (table_len)")
 
-    always: set the window even if the model has none.
+
+class WindowReader(Reader):
+    """A reader that at each call recomputes the last `attn_len` tokens from an empty memory and
+    returns the states of the new ones.
+
+    Of L new tokens the last sees attn_len keys, the first attn_len - L + 1. L = 1 is the evaluation
+    of Al-Rfou et al. (2018), and the vanilla model's in the paper's Table 9.
     """
+
+    def __init__(self, model: Network, batch: int, attn_len: int, max_segment: int = 1) -> None:
+        super().__init__(model, batch, max_segment)
+        check_window(model, attn_len, max_segment)
+        self.attn_len = attn_len
+        self.reset()
+
+    def reset(self) -> None:
+        self.window = torch.zeros(self.batch, 0, dtype=torch.long, device=self.model.device)
+
+    @torch.inference_mode()
+    def hidden(self, tokens: Tensor) -> Tensor:
+        if tokens.size(1) > self.max_segment:
+            raise TxlError(f"a segment has at most max_segment = {self.max_segment} tokens, got {tokens.size(1)}")
+        self.window = torch.cat([self.window, tokens], 1)[:, -self.attn_len :]
+        with seeing(self.model, None):
+            return self.model.read(self.window, mem_len=0, last=tokens.size(1)).hidden
+
+    def feed(self, tokens: Tensor) -> Tensor:
+        """As `Reader.feed`; only the last window of a long prompt is read."""
+        self.window = torch.cat([self.window, tokens[:, :-1]], 1)
+        return super().feed(tokens[:, -1:])
+
+
+@contextmanager
+def seeing(model: Network, window: int | None) -> Iterator[None]:
+    """A context in which a query sees `window` keys, its own position included; None for all. An
+    LSTM or QRNN is not changed."""
     layers = [] if isinstance(model, RecurrentNetwork) else [block.attention for block in model.layers]
-    own = [(attention.window, getattr(attention, "clamp_len", None)) for attention in layers]
+    own = [attention.window for attention in layers]
     for attention in layers:
-        if always or attention.window is not None:
-            attention.window = attn_len
-        if clamp_len is not None and isinstance(attention, RelAttention):
-            attention.clamp_len = clamp_len
+        attention.window = window
     try:
         yield
     finally:
-        for attention, (window, clamp) in zip(layers, own, strict=True):
-            attention.window = window
-            if isinstance(attention, RelAttention):
-                attention.clamp_len = clamp
+        for attention, before in zip(layers, own, strict=True):
+            attention.window = before

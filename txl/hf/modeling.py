@@ -141,7 +141,7 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
     def _read(
         self, embedded: Tensor, memory: HiddenMemory | None, attentions: bool, hidden: bool, keep: bool
     ) -> TransfoXLModelOutput:
-        states = self.trunk.read_embedded(embedded, memory)
+        states = self.trunk.read(embedded, memory)
         kept = None if states.memory is None or not keep else [x.transpose(0, 1) for x in states.memory]
         return TransfoXLModelOutput(
             states.hidden,

@@ -154,7 +154,7 @@ def to_theirs(config: ModelConfig) -> dict[str, Any]:
         )
     if config.div_val > 1 and not config.proj_same_dim:
         raise TxlError("the checkpoint: Hugging Face's class projects every bin; proj_same_dim must be True")
-    count = len(config.bins)
+    count = len(config.embed_widths)
     return {
         "model_type": MODEL_TYPE,
         **{name: getattr(config, name) for name in _SAME_NAMES},

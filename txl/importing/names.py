@@ -73,8 +73,8 @@ def parts(config: ModelConfig) -> tuple[dict[str, tuple[str, ...]], dict[str, st
     repeat."""
     found: dict[str, tuple[str, ...]] = {}
     repeated: dict[str, str] = {}
-    bins, tables = len(config.bins), len(table_shapes(config))
-    projected = [needs_projection(config, width) for width in config.bins.widths]
+    bins, tables = len(config.embed_widths), len(table_shapes(config))
+    projected = [needs_projection(config, width) for width in config.embed_widths]
     for i in range(tables):
         found[f"embedding.tables.{i}"] = (f"word_emb.emb_layers.{i}.weight",)
         if projected[i]:

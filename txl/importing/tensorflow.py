@@ -10,7 +10,7 @@ from torch import Tensor
 from txl.errors import TxlError
 from txl.importing import pickles
 from txl.importing.names import Foreign, Lengths, ties
-from txl.model.config import Bins, ModelConfig
+from txl.model.config import ModelConfig
 
 _PREFIX, _EMBED, _SOFTMAX = "transformer/", "adaptive_embed/", "adaptive_softmax/"
 _OPTIMIZERS = re.compile(r".*/Adam(_\d+)?|beta[12]_power(_\d+)?|global_step")
@@ -62,9 +62,11 @@ def _config(shapes: dict[str, tuple[int, ...]], lengths: Lengths) -> ModelConfig
         d_embed = rows[0][1]
         div_val = rows[0][1] // rows[1][1] if len(rows) > 1 else 2
     ends = tuple(accumulate(x[0] for x in rows))
-    bins = Bins(ends[-1], ends[:-1], d_embed, div_val)
     proj_same_dim = div_val == 1 or d_embed != d_model or f"{_EMBED}cutoff_0/proj_W" in shapes
-    needed = [width != d_model or (div_val > 1 and proj_same_dim) for width in bins.widths]
+    needed = [
+        width != d_model or (div_val > 1 and proj_same_dim)
+        for width in (d_embed // div_val**i for i in range(len(ends)))
+    ]
     tied = [need and f"{_SOFTMAX}cutoff_{i}/proj" not in shapes for i, need in enumerate(needed)]
     return ModelConfig(
         vocab_size=ends[-1],
@@ -103,7 +105,7 @@ def _renamed(given: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]
              f"{_SOFTMAX}bias": ("crit.out_layers.0.bias", False),
              f"{_SOFTMAX}cutoff_0/cluster_W": ("crit.cluster_weight", False),
              f"{_SOFTMAX}cutoff_0/cluster_b": ("crit.cluster_bias", False)}  # fmt: skip
-    for i in range(len(config.bins)):
+    for i in range(len(config.cutoffs) + 1):
         names[f"{_EMBED}cutoff_{i}/lookup_table"] = (f"word_emb.emb_layers.{i}.weight", False)
         names[f"{_EMBED}cutoff_{i}/proj_W"] = (f"word_emb.emb_projs.{i}", True)
         names[f"{_SOFTMAX}cutoff_{i}/b"] = (f"crit.out_layers.{i}.bias", False)
@@ -116,7 +118,7 @@ def _renamed(given: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]
         if turned and x.dim() != 2:
             raise TxlError(f"{name} must be a matrix, got shape {list(x.shape)}")
         found[theirs] = x.t() if turned else x
-    biases = [f"crit.out_layers.{i}.bias" for i in range(len(config.bins))]
+    biases = [f"crit.out_layers.{i}.bias" for i in range(len(config.cutoffs) + 1)]
     if config.div_val == 1 and len(biases) > 1 and all(x in found for x in biases):
         found[biases[0]] = torch.cat([found.pop(x).flatten() for x in biases])
     if config.untie_r:

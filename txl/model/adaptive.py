@@ -30,7 +30,7 @@ class AdaptiveEmbedding(nn.Module):
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
-        self.bounds, self.d_model, self.word_dropout = config.bins.bounds, config.d_model, config.word_dropout
+        self.bounds, self.d_model, self.word_dropout = config.bounds, config.d_model, config.word_dropout
         self.tables = nn.ParameterList(torch.empty(rows, width) for rows, width in table_shapes(config))
         self.projections = nn.ParameterDict(
             {
@@ -89,10 +89,9 @@ def bin_of(tokens: Tensor, bounds: tuple[int, ...]) -> Tensor:
 
 def table_shapes(config: NetworkConfig) -> list[tuple[int, int]]:
     """Return the number of rows and the width of each embedding table."""
-    bins = config.bins
     if config.div_val == 1:
-        return [(bins.vocab_size, bins.d_embed)]
-    return [(bins.bounds[i + 1] - bins.bounds[i], width) for i, width in enumerate(bins.widths)]
+        return [(config.vocab_size, config.embed_width)]
+    return [(b - a, width) for (a, b), width in zip(pairwise(config.bounds), config.embed_widths, strict=True)]
 
 
 def needs_projection(config: NetworkConfig, width: int) -> bool:
@@ -120,7 +119,7 @@ class AdaptiveSoftmax(nn.Module):
         """embedding: the module whose tables are used if config ties them; None if there is
         none."""
         super().__init__()
-        self.bounds = config.bins.bounds
+        self.bounds = config.bounds
         self.div_val = config.div_val
         shared = embedding if config.tie_weight else None
         # In a tuple, so that the embedding alone registers the shared tables and they stay tied
@@ -130,16 +129,16 @@ class AdaptiveSoftmax(nn.Module):
         self.own_tables = nn.ParameterList(tables)
         self.own_projections = nn.ParameterDict()
         self._tied_projections: list[str] = []
-        for i, width in enumerate(config.bins.widths):
+        for i, width in enumerate(config.embed_widths):
             if needs_projection(config, width):
                 if shared is not None and config.ties_projection(i):
                     self._tied_projections.append(str(i))
                 else:
                     self.own_projections[str(i)] = nn.Parameter(torch.empty(config.d_model, width))
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
-        if len(config.bins) > 1:
-            self.cluster_weight = nn.Parameter(torch.empty(len(config.bins) - 1, config.bins.widths[0]))
-            self.cluster_bias = nn.Parameter(torch.zeros(len(config.bins) - 1))
+        if config.cutoffs:
+            self.cluster_weight = nn.Parameter(torch.empty(len(config.cutoffs), config.embed_width))
+            self.cluster_bias = nn.Parameter(torch.zeros(len(config.cutoffs)))
 
     @property
     def tables(self) -> nn.ParameterList:
@@ -272,7 +271,7 @@ def resize_vocabulary(module: AdaptiveEmbedding | AdaptiveSoftmax, config: Netwo
         mean: initialize new rows with the mean of the bin's embeddings and biases; if False, draw
             embeddings at random and set biases to zero.
     """
-    first = config.bins.bounds[-2]
+    first = config.bounds[-2]
 
     def resized(old: nn.Parameter, rows: int, skip: int, std: float) -> nn.Parameter:
         new = old.new_empty(rows, *old.shape[1:])
@@ -287,7 +286,7 @@ def resize_vocabulary(module: AdaptiveEmbedding | AdaptiveSoftmax, config: Netwo
         tables[-1] = resized(tables[-1], rows, first if len(tables) == 1 else 0, config.init_std)
     if isinstance(module, AdaptiveSoftmax):
         module.bias = resized(module.bias, config.vocab_size, first, 0.0)
-    module.bounds = config.bins.bounds
+    module.bounds = config.bounds
 
 
 def init_tables(module: AdaptiveEmbedding | AdaptiveSoftmax, config: NetworkConfig) -> None:

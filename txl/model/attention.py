@@ -1,6 +1,5 @@
 """Attention modules for each position encoding; that of the paper is `RelAttention`."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -101,9 +100,6 @@ class AbsoluteAttention(nn.Module):
 
     Args:
         window: keys a query sees, its own position included; None for all.
-
-    Attributes:
-        attend: function of q [B, H, L, D], k and v [B, H, M + L, D] that returns [B, H, L, D].
     """
 
     def __init__(
@@ -114,9 +110,9 @@ class AbsoluteAttention(nn.Module):
         width = n_head * d_head
         self.qkv = nn.Linear(d_model, 3 * width, bias=False)  # rows: q, then k, then v
         self.out = nn.Linear(width, d_model, bias=False)
-        self.attend: Callable[[Tensor, Tensor, Tensor], Tensor] = self._fused
 
-    def _fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Compute [B, H, L, D] from q [B, H, L, D], k and v [B, H, M + L, D]."""
         p = self.attn_dropout if self.training else 0.0
         if q.size(2) == k.size(2) and self.window is None:
             return F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
@@ -129,25 +125,18 @@ class AbsoluteAttention(nn.Module):
             seen &= key > query - self.window
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, dropout_p=p)
 
-    def forward(self, x: Tensor, memory: Tensor | None = None, *, queries: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         """Attend from [B, L, d_model] to memory [B, M, d_model] and itself -> [B, L, d_model]. Both
-        inputs include their positions.
-
-        queries: input [B, L, d_model] of the query projection; None for x.
-        """
+        inputs include their positions."""
         width = self.n_head * self.d_head
         parts = [(x, ALL)]
         if memory is not None:
             parts.append((memory, slice(width, None)))
-        if queries is not None:
-            parts.append((queries, slice(None, width)))
         projected, *others = project_parts(self.qkv, 1, *parts)
         q, k, v = projected.split(width, -1)
         if memory is not None:
             k_mem, v_mem = others[0].split(width, -1)
             k, v = torch.cat([k_mem, k], 1), torch.cat([v_mem, v], 1)
-        if queries is not None:
-            q = others[-1]
         q, k, v = (part.unflatten(-1, (self.n_head, self.d_head)).transpose(1, 2) for part in (q, k, v))
         return project(self.out, self.attend(q, k, v).transpose(1, 2).flatten(-2))
 

@@ -1,72 +1,20 @@
 """Configurations of the networks: frozen dataclasses that are stored as JSON in checkpoints."""
 
-import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from txl.errors import TxlError
-from txl.fields import check_types, option
+from txl.fields import POSITIVE, RATE, check_ranges, check_types, option
 
-Encoding = Literal[
-    "relative", "shaw", "shaw-released", "sinusoid", "sinusoid-released", "learned", "learned-released"
-]  # fmt: skip
+Encoding = Literal["relative", "shaw", "shaw-released", "sinusoid", "learned"]
 ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
-PLACES = ("learned", "learned-released")  # one learned vector for each position in the segment and layer
-TABLES = ("shaw", "shaw-released", *PLACES)  # encodings with table_len learned rows
-ABSOLUTE = ("sinusoid", "sinusoid-released", *PLACES)  # added to hidden states instead of scores
-Kind = Literal["lstm", "qrnn"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+TABLES = ("shaw", "shaw-released", "learned")  # encodings with table_len learned rows
 
 _MODEL, _REGULAR, _SOFTMAX, _TRAINING = "Model", "Regularisation", "Vocabulary", "Training"  # headings of --help
 MAX_BINS = 1000
 MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1  # larger values are mistakes
-_C = TypeVar("_C", bound="NetworkConfig")
-
-
-@dataclass(frozen=True)
-class Bins:
-    """Bins of adaptive input (Baevski and Auli 2019) and adaptive softmax (Grave et al. 2017).
-
-    Bin i holds the tokens from bounds[i] to bounds[i + 1] - 1, with embeddings of widths[i].
-    """
-
-    vocab_size: int
-    cutoffs: tuple[int, ...]
-    d_embed: int
-    div_val: int
-
-    def __post_init__(self) -> None:
-        bounds = (0, *self.cutoffs, self.vocab_size)
-        if any(b <= a for a, b in pairwise(bounds)):
-            raise TxlError(
-                f"cutoffs must increase, above 0 and below the {self.vocab_size} of vocab_size, got {list(self.cutoffs)}"
-            )
-        if self.div_val > 1 and len(self) == 1:
-            raise TxlError(f"div_val = {self.div_val} needs cutoffs: with one bin there is nothing to make narrower")
-        for i, width in enumerate(self.widths):
-            if width < 1:
-                raise TxlError(
-                    f"div_val = {self.div_val} makes bin {i} of {len(self)} 0 wide: d_embed = {self.d_embed} is less "
-                    f"than {self.div_val}^{i} = {self.div_val**i}"
-                )
-
-    def __len__(self) -> int:
-        return len(self.cutoffs) + 1
-
-    @property
-    def bounds(self) -> tuple[int, ...]:
-        """Boundaries of the bins, len(self) + 1 tokens from 0 to vocab_size."""
-        return (0, *self.cutoffs, self.vocab_size)
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        return tuple(self.d_embed // self.div_val**i for i in range(len(self)))
-
-    @property
-    def head_size(self) -> int:
-        """Width of the head: the tokens of the first bin and one cluster for each other bin."""
-        return self.bounds[1] + len(self) - 1
+_SIZE = (1, MAX_SIZE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,47 +68,45 @@ class NetworkConfig:
     def __post_init__(self) -> None:
         if isinstance(self.cutoffs, list):  # a list if read from JSON
             object.__setattr__(self, "cutoffs", tuple(self.cutoffs))
-        self._check_types()
-        for name in ("vocab_size", "n_layer", "d_model", "d_inner", "div_val"):
-            check_min(name, getattr(self, name), 1)
-        check_max("n_layer", self.n_layer, MAX_LAYERS)
-        for name in ("vocab_size", "d_model", "d_inner", "d_embed", "div_val"):
-            check_max(name, getattr(self, name), MAX_SIZE)
-        check_optional("d_embed", self.d_embed)
-        for name in ("dropout", "embedding_dropout", "output_dropout", "word_dropout"):
-            check_rate(name, getattr(self, name))
-        for name in ("init_std", "proj_init_std"):
-            check_positive(name, getattr(self, name))
-        self._check_tying()
-
-    def _check_types(self) -> None:
-        """Check field types, since values read from a file can be anything."""
-        if isinstance(self.cutoffs, tuple):
-            if len(self.cutoffs) > MAX_BINS:
-                raise TxlError(f"cutoffs must be at most {MAX_BINS}, got {len(self.cutoffs):,}")
-            if not all(type(cutoff) is int for cutoff in self.cutoffs):
-                raise TxlError(f"cutoffs must be whole numbers, got {list(self.cutoffs)}")
         check_types(self)
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise TxlError(f"{f.name} must be a finite number, got {value!r}")
-
-    def _check_tying(self) -> None:
-        if self.tie_projs not in ("none", "tail", "all"):
-            raise TxlError(f"tie_projs must be 'none', 'tail' or 'all', got {self.tie_projs!r}")
+        check_ranges(
+            self, vocab_size=_SIZE, n_layer=(1, MAX_LAYERS), d_model=_SIZE, d_inner=_SIZE, div_val=_SIZE, d_embed=_SIZE,
+            dropout=RATE, embedding_dropout=RATE, output_dropout=RATE, word_dropout=RATE,
+            init_std=POSITIVE, proj_init_std=POSITIVE,
+        )  # fmt: skip
         if self.tie_projs != "none" and not self.tie_weight:
             raise TxlError("tie_projs needs tie_weight: projections are tied where the tables are")
-        _ = self.bins  # raises where the cutoffs do
+        self._check_bins()
+
+    def _check_bins(self) -> None:
+        count = len(self.cutoffs) + 1
+        if count > MAX_BINS:
+            raise TxlError(f"cutoffs must be fewer than {MAX_BINS}, got {count - 1:,}")
+        if any(b <= a for a, b in pairwise(self.bounds)):
+            raise TxlError(
+                f"cutoffs must increase, above 0 and below the {self.vocab_size} of vocab_size, got {list(self.cutoffs)}"
+            )
+        if self.div_val > 1 and count == 1:
+            raise TxlError(f"div_val = {self.div_val} needs cutoffs: with one bin there is nothing to make narrower")
+        if not self.embed_widths[-1]:
+            raise TxlError(
+                f"div_val = {self.div_val} makes the last of {count} bins 0 wide: d_embed = {self.embed_width} is less than "
+                f"{self.div_val}^{count - 1}"
+            )
 
     def ties_projection(self, i: int) -> bool:
         """Whether the softmax of bin i shares the embedding's projection."""
         return self.tie_projs == "all" or (self.tie_projs == "tail" and i > 0)
 
     @property
-    def bins(self) -> Bins:
-        """The bins of the vocabulary and their widths."""
-        return Bins(self.vocab_size, self.cutoffs, self.embed_width, self.div_val)
+    def bounds(self) -> tuple[int, ...]:
+        """Bin i holds the tokens from bounds[i] to bounds[i + 1] - 1."""
+        return (0, *self.cutoffs, self.vocab_size)
+
+    @property
+    def embed_widths(self) -> tuple[int, ...]:
+        """Width of each bin's embeddings."""
+        return tuple(self.embed_width // self.div_val**i for i in range(len(self.cutoffs) + 1))
 
     @property
     def embed_width(self) -> int:
@@ -168,20 +114,6 @@ class NetworkConfig:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-    @classmethod
-    def from_json(cls: type[_C], values: dict[str, Any]) -> _C:
-        """Make a configuration from JSON; raise TxlError for an unknown or missing field."""
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise TxlError(f"the configuration has unknown fields: {', '.join(unknown)}")
-        if "vocab_size" not in values:
-            raise TxlError("the configuration has no vocab_size")
-        try:
-            return cls(**values)
-        except (TypeError, ValueError) as error:
-            raise TxlError(f"the configuration is damaged: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,13 +127,10 @@ class ModelConfig(NetworkConfig):
             and (b). "shaw-released": the released code's attn_type 1, which adds term (c), a bias
             for each key, and for (d) a learned bias for each distance. "sinusoid": Vaswani et al.
             2017, added to the embeddings. "learned": Al-Rfou et al. 2018, added to the input of
-            every layer. "sinusoid-released", "learned-released": the released code's attn_type 2
-            and 3. They number positions so that a segment's last token has sinusoid 0 or the
-            table's last row; with pre_norm, queries are projected from hidden states before the
-            layer norm, keys and values from those after it.
+            every layer.
         table_len: rows of a learned encoding, None for other encodings. For "shaw" and
-            "shaw-released": the number of distances (longer ones share the last row). For "learned"
-            and "learned-released": the longest segment.
+            "shaw-released": the number of distances (longer ones share the last row). For
+            "learned": the longest segment.
         window: keys a query sees, its own position included; None for all of memory and segment.
             The original PyTorch code's same_length is window = mem_len, the TensorFlow code's
             mem_len + 1.
@@ -238,26 +167,12 @@ class ModelConfig(NetworkConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("n_head", "d_head"):
-            check_min(name, getattr(self, name), 1)
-        for name in ("n_head", "d_head", "table_len", "mem_len", "window", "clamp_len"):
-            check_max(name, getattr(self, name), MAX_SIZE)
+        check_ranges(
+            self, n_head=_SIZE, d_head=_SIZE, mem_len=(0, MAX_SIZE), table_len=_SIZE, window=_SIZE, clamp_len=_SIZE,
+            attn_dropout=RATE, norm_eps=POSITIVE, norm_std=(0, 1e38),
+        )  # fmt: skip
         if self.d_model % 2:
             raise TxlError(f"d_model must be even (its sinusoids come in pairs), got {self.d_model}")
-        check_rate("attn_dropout", self.attn_dropout)
-        check_positive("norm_eps", self.norm_eps)
-        if not self.norm_std >= 0:
-            raise TxlError(f"norm_std must be >= 0, got {self.norm_std}")
-        check_min("mem_len", self.mem_len, 0)
-        for name in ("window", "clamp_len", "table_len"):
-            check_optional(name, getattr(self, name))
-        if self.initial_memory not in ("empty", "zeros"):
-            raise TxlError(f"initial_memory must be 'empty' or 'zeros', got {self.initial_memory!r}")
-        self._check_encoding()
-
-    def _check_encoding(self) -> None:
-        if self.encoding not in ENCODINGS:
-            raise TxlError(f"encoding must be one of {', '.join(ENCODINGS)}, got {self.encoding!r}")
         if self.encoding in TABLES and self.table_len is None:
             raise TxlError(f"table_len must be given with encoding={self.encoding!r}: the rows of its learned table")
         if self.encoding not in TABLES and self.table_len is not None:
@@ -271,13 +186,7 @@ class ModelConfig(NetworkConfig):
     @property
     def absolute(self) -> bool:
         """Whether positions are absolute, within the segment, so that keys cannot be cached."""
-        return self.encoding in ABSOLUTE
-
-    @property
-    def raw_queries(self) -> bool:
-        """Whether queries are projected from hidden states before the layer norm, keys and values
-        after."""
-        return self.pre_norm and self.absolute and self.encoding.endswith("-released")
+        return self.encoding in ("sinusoid", "learned")
 
     def attn_len(self, tgt_len: int) -> int:
         """Return the maximum number of keys a token sees when text is read in segments of
@@ -297,15 +206,10 @@ class RecurrentConfig(NetworkConfig):
     """
 
     mem_len: ClassVar[int] = 0
-    network: Kind
+    network: Literal["lstm", "qrnn"]
     n_layer: int = 3
     d_model: int = 400
     d_inner: int = 1750
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.network not in KINDS:
-            raise TxlError(f"network must be one of {', '.join(KINDS)}, got {self.network!r}")
 
     def attn_len(self, tgt_len: int) -> int:
         """Return the tokens that gradients go through, as for a Transformer without memory."""
@@ -328,37 +232,7 @@ def config_from_json(values: dict[str, Any]) -> Config:
     Raises:
         TxlError: a field is unknown to that network, missing, or out of range.
     """
-    if "network" not in values:
-        return ModelConfig.from_json(values)
-    if values["network"] not in KINDS:
-        raise TxlError(f"network must be one of {', '.join(KINDS)}, got {values['network']!r}")
-    known = {f.name for f in fields(RecurrentConfig)}
-    unknown = [name for name in values if name not in known]
-    if unknown:
-        raise TxlError(f"a network of kind {values['network']!r} has no {', '.join(unknown)}")
-    return RecurrentConfig.from_json(values)
-
-
-def check_max(name: str, value: int | None, maximum: int) -> None:
-    if value is not None and value > maximum:
-        raise TxlError(f"{name} must be <= {maximum:,}, got {value:,}")
-
-
-def check_min(name: str, value: int, minimum: int) -> None:
-    if value < minimum:
-        raise TxlError(f"{name} must be >= {minimum}, got {value}")
-
-
-def check_optional(name: str, value: int | None) -> None:
-    if value is not None and value < 1:
-        raise TxlError(f"{name} must be None or >= 1, got {value}")
-
-
-def check_rate(name: str, value: float | None) -> None:
-    if value is not None and not 0 <= value < 1:
-        raise TxlError(f"{name} must be in [0, 1), got {value}")
-
-
-def check_positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise TxlError(f"{name} must be > 0, got {value}")
+    try:
+        return RecurrentConfig(**values) if "network" in values else ModelConfig(**values)
+    except TypeError as error:
+        raise TxlError(f"not a configuration of that network: {error}") from error

@@ -1,6 +1,6 @@
 """The language models of the paper: embeddings, layers with memory, softmax."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from txl.errors import TxlError
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, init_tables
 from txl.model.attention import Biases, ReleasedShawAttention, ShawAttention, make_attention
-from txl.model.config import PLACES, ModelConfig, NetworkConfig
+from txl.model.config import ModelConfig, NetworkConfig
 from txl_kernels import KeyValueCache, RelAttention, sinusoid
 from txl_kernels.layer import SegmentAttention
 from txl_kernels.linear import project
@@ -56,22 +56,11 @@ def remember(past: Tensor | None, hidden: Tensor, mem_len: int, ext_len: int = 0
     return torch.cat([past[:, past.size(1) - keep :], new.to(past.dtype)], 1)
 
 
-class VariationalDropout(nn.Module):
+class VariationalDropout(nn.Dropout1d):
     """Dropout of [B, L, d] with a mask [B, 1, d] that is the same at all positions of a segment."""
 
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
-
     def forward(self, hidden: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return hidden
-        kept = 1 - self.p
-        mask = torch.empty_like(hidden[:, :1]).bernoulli_(kept) / kept
-        return hidden * mask
-
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
+        return super().forward(hidden.mT).mT
 
 
 def hidden_dropout(config: NetworkConfig, p: float | None = None) -> nn.Module:
@@ -111,9 +100,7 @@ class Block(nn.Module):
         self.pre_norm, self.recompute = config.pre_norm, False
         self.attention = make_attention(config, biases)
         self.places: nn.Parameter | None = None
-        self.last_rows = config.encoding == "learned-released"  # a short segment takes the last rows of places
-        self.raw_queries = config.raw_queries
-        if config.encoding in PLACES:
+        if config.encoding == "learned":
             assert config.table_len is not None
             self.places = nn.Parameter(torch.zeros(config.table_len, config.d_model))
         self.dropout = hidden_dropout(config)
@@ -134,8 +121,7 @@ class Block(nn.Module):
                 f"a segment of {hidden.size(1)} tokens is beyond the model's {self.places.size(0)} learned positions "
                 "(table_len)"
             )
-        first = self.places.size(0) - hidden.size(1) if self.last_rows else 0
-        return hidden + self.places[first : first + hidden.size(1)]
+        return hidden + self.places[: hidden.size(1)]
 
     def attention_input(self, hidden: Tensor) -> Tensor:
         """Return the input of the attention's projections for hidden states, those of the segment
@@ -168,13 +154,43 @@ class Block(nn.Module):
 
     def _forward(self, hidden: Tensor, memory: Tensor | None, positions: Tensor | None) -> Tensor:
         past = None if memory is None else self.attention_input(memory)
-        if self.raw_queries:
-            attended = self.attention(self.attention_input(hidden), past, queries=hidden)
-        elif positions is None:
+        if positions is None:
             attended = self.attention(self.attention_input(hidden), past)
         else:
             attended = self.attention(self.attention_input(hidden), past, positions=positions)
         return self.after_attention(hidden, attended)
+
+
+class LanguageNetwork(nn.Module):
+    """The interface that `TransformerXL` and `RecurrentNetwork` share.
+
+    Attributes:
+        softmax: log-probabilities and losses of hidden states.
+    """
+
+    embedding: AdaptiveEmbedding
+    softmax: AdaptiveSoftmax
+    read: Callable[..., States]
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.embedding.tables[0].device
+        return device
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return scores [.., vocab_size] of the next token from [.., d_model]; see
+        `AdaptiveSoftmax.logits`."""
+        return self.softmax.logits(hidden)
+
+    def forward(self, tokens: Tensor, memory: HiddenMemory | None = None) -> tuple[Tensor, HiddenMemory | None]:
+        """Compute scores of the token after each position; arguments and errors as in `read`.
+
+        Returns:
+            Scores [B, L, vocab_size] (see `logits`) and the memory for the next segment, None if
+            mem_len is 0.
+        """
+        states = self.read(tokens, memory)
+        return self.logits(states.hidden), states.memory
 
 
 class Trunk(nn.Module):
@@ -220,11 +236,6 @@ class Trunk(nn.Module):
     def layers(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]
 
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.embedding.tables[0].device
-        return device
-
     def initial_memory(self, batch: int, mem_len: int | None = None) -> tuple[Tensor, ...] | None:
         """Return the memory at the start of a text: None, or zero states for each layer
         (`ModelConfig.initial_memory`).
@@ -241,10 +252,8 @@ class Trunk(nn.Module):
         """Embed tokens: [B, L] -> [B, L, d_model], scaled by sqrt(d_model), plus sinusoids for an
         encoding that adds them."""
         embedded: Tensor = self.embedding(tokens)
-        if self.config.encoding in ("sinusoid", "sinusoid-released"):
+        if self.config.encoding == "sinusoid":
             places = torch.arange(tokens.size(1), device=tokens.device)
-            if self.config.encoding == "sinusoid-released":
-                places = places.flip(0)
             embedded = embedded + sinusoid(places, self.config.d_model, embedded.dtype)
         return embedded
 
@@ -265,7 +274,8 @@ class Trunk(nn.Module):
         """Compute the hidden states of a segment, given the memory of the segments before it.
 
         Args:
-            tokens: [B, L], integers below vocab_size.
+            tokens: [B, L], integers below vocab_size; or their embeddings [B, L, d_model], as
+                `embed` returns them.
             memory: the memory returned for the previous segment; None at the start of a text.
             mem_len: number of states to keep as memory; None for the configuration's.
             ext_len: tokens at the segment's end with which the next segment begins again.
@@ -276,19 +286,11 @@ class Trunk(nn.Module):
             ValueError: tokens is not [B, L] with L >= 1, or memory has another batch size or number
                 of layers.
         """
-        check_tokens(tokens)
-        return self.read_embedded(self.embed(tokens), memory, mem_len=mem_len, ext_len=ext_len, last=last)
-
-    def read_embedded(
-        self,
-        embedded: Tensor,
-        memory: HiddenMemory | None = None,
-        *,
-        mem_len: int | None = None,
-        ext_len: int = 0,
-        last: int | None = None,
-    ) -> States:
-        """As `read`, from embeddings [B, L, d_model] as `embed` returns them."""
+        if tokens.is_floating_point():
+            embedded = tokens
+        else:
+            check_tokens(tokens)
+            embedded = self.embed(tokens)
         c = self.config
         mem_len = c.mem_len if mem_len is None else mem_len
         if memory is None:
@@ -325,7 +327,7 @@ class Trunk(nn.Module):
                 block.attention.fill_cache(cache, block.attention_input(zeros[i]))
 
     def read_cached(self, embedded: Tensor, caches: Sequence[KeyValueCache]) -> Tensor:
-        """Return hidden states as `read_embedded` does, taking a layer's keys and values from its
+        """Return hidden states as `read` does, taking a layer's keys and values from its
         cache and appending the new ones. For evaluation with relative positions."""
         hidden = embedded
         for block, cache in zip(self.layers, caches, strict=True):
@@ -342,14 +344,13 @@ class Trunk(nn.Module):
         return dropped
 
 
-class TransformerXL(Trunk):
+class TransformerXL(Trunk, LanguageNetwork):
     """The language model. Memory is an argument and a result of `forward`.
 
     `ModelConfig` selects the paper's variants. For evaluation and generation use `txl.Engine`,
     which caches keys and values (relative positions only).
 
     Attributes:
-        softmax: log-probabilities and losses of hidden states.
         second_softmax: the softmax for the token after the next (`ModelConfig.second_target`), or
             None.
     """
@@ -359,21 +360,6 @@ class TransformerXL(Trunk):
         self.softmax = AdaptiveSoftmax(config, self.embedding)
         self.second_softmax = AdaptiveSoftmax(config, None) if config.second_target else None
         init_parameters(self, config)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return scores [.., vocab_size] of the next token from [.., d_model]; see
-        `AdaptiveSoftmax.logits`."""
-        return self.softmax.logits(hidden)
-
-    def forward(self, tokens: Tensor, memory: HiddenMemory | None = None) -> tuple[Tensor, HiddenMemory | None]:
-        """Compute scores of the token after each position; arguments and errors as in `read`.
-
-        Returns:
-            Scores [B, L, vocab_size] (see `logits`) and the memory for the next segment, None if
-            mem_len is 0.
-        """
-        states = self.read(tokens, memory)
-        return self.logits(states.hidden), states.memory
 
 
 def init_parameters(model: nn.Module, config: ModelConfig) -> None:

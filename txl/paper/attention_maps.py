@@ -7,14 +7,13 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.evaluation.readers import check_clamp_len, seeing
+from txl.evaluation.readers import seeing
 from txl.model import Network, as_transformer
 from txl.model.transformer import TransformerXL
 from txl.paths import replace_text
@@ -31,35 +30,18 @@ _TEMPLATE = Path(__file__).with_name("attention.html")
 _DATA = "/*DATA*/null"
 
 
-class Terms(NamedTuple):
-    """The terms of a layer's scaled scores (paper, section 3.3). Column d is for the key d
-    positions before the query.
-
-    Attributes:
-        content: (a), q . k, [H, L, W].
-        content_position: (b), q . r, [H, L, W].
-        content_bias: (c), u . k, [H, L, W].
-        position_bias: (d), v . r, [H, W].
-    """
-
-    content: Tensor
-    content_position: Tensor
-    content_bias: Tensor
-    position_bias: Tensor
-
-    @property
-    def score(self) -> Tensor:
-        """Scores before the softmax, [H, L, W]."""
-        return self.content + self.content_position + self.content_bias + self.position_bias.unsqueeze(1)
-
-
-def score_terms(attention: SegmentAttention, x: Tensor, memory: Tensor, window: int) -> Terms:
-    """Compute the terms of a layer's scores for queries with full windows.
+def weights_of_terms(attention: SegmentAttention, x: Tensor, memory: Tensor, window: int) -> dict[str, Tensor]:
+    """Compute the attention weights of a layer for queries with full windows.
 
     Args:
         x: [1, L, d_model], input of the layer's projections.
         memory: [1, M >= window - 1, d_model], the same for the positions before x.
         window: W, the number of keys of a query, its own position included.
+
+    Returns:
+        "all": the softmax of the scores; "a", "b" and "d": the softmax of that term alone (paper,
+        section 3.3: q . k, q . r and v . r); [H, L, W] each. Column d is for the key d positions
+        before the query.
     """
     q, k, k_mem, r = attention.projections(x, memory)
     assert k_mem is not None
@@ -68,12 +50,12 @@ def score_terms(attention: SegmentAttention, x: Tensor, memory: Tensor, window: 
     u, v = attention.biases()
     keys = torch.cat([k_mem[0, :, k_mem.size(2) - (window - 1) :], k[0]], 1).flip(1)  # last key first
     table = r[:, :window]
-    return Terms(
-        _by_distance(q[0] @ keys.mT, window) * scale,
-        q[0] @ table.mT * scale,
-        _by_distance((keys @ u.unsqueeze(-1)).mT.expand(-1, q.size(2), -1).contiguous(), window) * scale,
-        (table @ v.unsqueeze(-1)).squeeze(-1) * scale,
-    )
+    a = _by_distance(q[0] @ keys.mT, window) * scale
+    b = q[0] @ table.mT * scale
+    c = _by_distance((keys @ u.unsqueeze(-1)).mT.expand(-1, q.size(2), -1).contiguous(), window) * scale
+    d = (table @ v.unsqueeze(-1)).mT * scale
+    scores = {"all": a + b + c + d, "a": a, "b": b, "d": d}
+    return {name: x.softmax(-1).expand_as(a) for name, x in scores.items()}
 
 
 def _by_distance(scores: Tensor, window: int) -> Tensor:
@@ -83,14 +65,6 @@ def _by_distance(scores: Tensor, window: int) -> Tensor:
     return scores.as_strided(
         (heads, length, window), (scores.stride(0), scores.stride(1) - 1, 1), scores.storage_offset() + length - 1
     )
-
-
-class Part(NamedTuple):
-    """Terms of one layer for the queries first .. first + L - 1 of the text."""
-
-    layer: int
-    first: int
-    terms: Terms
 
 
 def check_attention(network: Network) -> TransformerXL:
@@ -109,28 +83,26 @@ def check_attention(network: Network) -> TransformerXL:
 
 
 @torch.inference_mode()
-def read_terms(
-    network: Network, tokens: Tokens, start: int, window: int, clamp_len: int | None = None, segment: int = SEGMENT
-) -> Iterator[list[Part]]:
-    """Yield every layer's terms for all queries whose windows are full of tokens of the text.
+def read_weights(
+    model: TransformerXL, tokens: Tokens, start: int, window: int, segment: int = SEGMENT
+) -> Iterator[tuple[int, list[dict[str, Tensor]]]]:
+    """Yield every layer's weights for all queries whose windows are full of tokens of the text.
 
     Args:
+        model: as `check_attention` returns it.
         tokens: [n], the text. start: the token before its first.
         window: number of keys of each query, its own position included; replaces the model's
             window.
-        clamp_len: distances above it are encoded as clamp_len; None for the model's own.
         segment: number of queries computed at once.
 
     Yields:
-        For each segment a list of the layers' parts, in order. A query's index is that of its token
-        in the text.
+        For each segment the index of its first such query, which is that of its token in the text,
+        and each layer's weights, as `weights_of_terms` returns them.
 
     Raises:
-        TxlError: the model's scores do not depend on positions, or the text is too short for a full
-            window.
+        TxlError: the text is too short for a full window.
     """
-    model = check_attention(network).eval()
-    check_clamp_len(model, clamp_len)
+    model.eval()
     if window < 1 or segment < 1:
         raise TxlError(f"window and segment must be >= 1, got {window} and {segment}")
     if len(tokens) < window:
@@ -141,17 +113,17 @@ def read_terms(
         inputs = as_tensor(tokens[max(first - 1, 0) : min(first + segment, len(tokens)) - 1])
         inputs = torch.cat([torch.tensor([start], device="cpu"), inputs]) if first == 0 else inputs
         block = inputs.unsqueeze(0).to(model.device)
-        skipped, parts = max(window - 1 - first, 0), []  # queries whose windows are not full
-        with seeing(model, window, clamp_len, always=True):
+        skipped, weights = max(window - 1 - first, 0), []  # queries whose windows are not full
+        with seeing(model, window):
             states = model.read(block, memory, mem_len=max(window - 1, 1))
             for layer, inner in enumerate(model.layers if skipped < block.size(1) else []):
                 hidden = states.inputs[layer]
                 past = hidden[:, :skipped] if memory is None else torch.cat([memory[layer], hidden[:, :skipped]], 1)
                 assert isinstance(inner.attention, SegmentAttention)
                 x, before = inner.attention_input(hidden[:, skipped:]), inner.attention_input(past)
-                parts.append(Part(layer, first + skipped, score_terms(inner.attention, x, before, window)))
-        if parts:
-            yield parts
+                weights.append(weights_of_terms(inner.attention, x, before, window))
+        if weights:
+            yield first + skipped, weights
         memory = states.memory
 
 
@@ -174,19 +146,18 @@ class Attention:
         sums = torch.zeros(4, layers * heads, window, dtype=torch.float64, device="cpu")
         self._sums = dict(zip(("all", *TERMS), sums, strict=True))
 
-    def add(self, layers: list[Part]) -> None:
-        """Add the parts of one segment, as `read_terms` yields them."""
-        for layer, first, terms in layers:
-            rows, weights = slice(layer * self.heads, (layer + 1) * self.heads), terms.score.softmax(-1)
-            self._sums["all"][rows] += _total(weights)
-            self._sums["a"][rows] += _total(terms.content.softmax(-1))
-            self._sums["b"][rows] += _total(terms.content_position.softmax(-1))
-            self._sums["d"][rows] += _total(terms.position_bias.softmax(-1).unsqueeze(1)) * weights.size(1)
-            begin, end = max(self.first, first), min(self.first + self.weights.size(1), first + weights.size(1))
+    def add(self, first: int, layers: list[dict[str, Tensor]]) -> None:
+        """Add the weights of one segment, as `read_weights` yields them."""
+        count = layers[0]["all"].size(1)
+        begin, end = max(self.first, first), min(self.first + self.weights.size(1), first + count)
+        for layer, weights in enumerate(layers):
+            rows = slice(layer * self.heads, (layer + 1) * self.heads)
+            for name, x in weights.items():
+                self._sums[name][rows] += x.sum(1, dtype=torch.float64).cpu()
             if begin < end:
-                kept = weights[:, begin - first : end - first].float().cpu()
+                kept = weights["all"][:, begin - first : end - first].float().cpu()
                 self.weights[rows, begin - self.first : end - self.first] = kept
-        self.queries += layers[0].terms.content.size(1)
+        self.queries += count
 
     def mean(self, term: str = "all") -> Tensor:
         """Return the mean weight at each distance, [n_layer * H, W] float64; rows sum to 1.
@@ -205,27 +176,6 @@ class Attention:
         attention has the largest entropy."""
         rows = self.mean()[layer * self.heads : (layer + 1) * self.heads]
         return layer * self.heads + int(torch.special.entr(rows).sum(-1).argmax())
-
-
-def _total(weights: Tensor) -> Tensor:
-    """Sum [H, L, W] over the queries -> [H, W] float64."""
-    return weights.sum(1, dtype=torch.float64).cpu()
-
-
-def figures(attention: Attention, heads: Sequence[int]) -> dict[str, Tensor]:
-    """Return the data of the figures, arranged as drawn.
-
-    heads: the heads of figure 6, indices over all layers, from 0.
-
-    Returns:
-        figure_5, figure_7_a, figure_7_b, figure_7_d: [n_layer * H, W]; rows are heads, layer by
-            layer, columns are distances W - 1 .. 0. figure_6: [heads, T, W + T - 1]; rows are
-            targets, columns are tokens from W before the first target on; each value is a token's
-            weight in the target's window, NaN outside.
-    """
-    found = {"figure_5": attention.mean().flip(1)}
-    found |= {f"figure_7_{term}": attention.mean(term).flip(1) for term in TERMS}
-    return found | {"figure_6": torch.stack([by_token(attention.weights[head]) for head in heads])}
 
 
 def by_token(rows: Tensor) -> Tensor:

@@ -1,16 +1,9 @@
 """The relative effective context length (RECL; paper, section 4.3 and Appendix C)."""
 
-import hashlib
-import io
-import json
 import math
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass
-from itertools import groupby, pairwise
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -19,17 +12,20 @@ from torch import Tensor
 
 from txl.errors import TxlError
 from txl.evaluation.evaluate import perplexity
-from txl.evaluation.window import learned_positions
+from txl.fields import COUNT, check_ranges
 from txl.language_model import LanguageModel
 from txl.model.config import ModelConfig
-from txl.paths import AnyPath, open_regular, replace_bytes
+from txl.paths import AnyPath
 from txl.pictures import label, new_figure, save
 from txl.text.corpus import as_tensor
-from txl.text.vocabulary import Tokens, content
+from txl.text.vocabulary import Tokens
 
 Array = npt.NDArray[np.float64]
-LONGEST_CHAIN = 100
-BATCH_TOKENS = 8192
+# A model to measure. From tokens [B, n] that are read from an empty state, K increasing lengths up
+# to n, and targets [B, K], it returns -log P(targets[:, i] | tokens[:, :lengths[i]]), [B, K].
+ContextLosses = Callable[[Tensor, list[int], Tensor], Tensor]
+MAX_CHAIN = 100
+BATCH_TOKENS = 8192  # maximum number of tokens of the runs that are read as one batch
 
 
 @dataclass(frozen=True)
@@ -65,17 +61,15 @@ def effective_context(
 
     Args:
         losses, ratio: as in `relative_losses`.
-        contexts: the C context lengths in tokens, increasing.
+        contexts: the context lengths in tokens, [C], increasing.
         threshold: relative gain below which the search ends (the paper's 0.01).
         limits: the longest context that each model can use, an upper bound of its RECL; None for no
             limit.
 
     Raises:
-        TxlError: as in `relative_losses`, or contexts are not increasing, or their number is not C.
+        TxlError: as in `relative_losses`.
     """
     short, long = relative_losses(losses, ratio)
-    if len(contexts) != len(short) + 1 or any(b <= a for a, b in pairwise(contexts)):
-        raise TxlError(f"contexts must be {len(short) + 1} increasing lengths, got {list(contexts)}")
     found = {}
     for name, f in long.items():
         gains = [float(-math.expm1(b - a)) for a, b in zip(short, f, strict=True)]  # 1 - e^f(c, c') / e^f(c, c)
@@ -106,16 +100,10 @@ def relative_losses(losses: Mapping[str, Array], ratio: float) -> tuple[Array, d
         f(c, c), [C - 1], which is the same for all models, and f_i(c, c'), [C - 1] for each model.
 
     Raises:
-        TxlError: ratio is out of range, or the losses are not finite or differ in shape.
+        TxlError: ratio is out of range, or the losses are not finite.
     """
     if not 0 < ratio <= 1:
         raise TxlError(f"ratio must be in (0, 1], got {ratio}")
-    if not losses:
-        raise TxlError("losses must hold at least one model")
-    shapes = {name: x.shape for name, x in losses.items()}
-    first = next(iter(shapes.values()))
-    if any(shape != first for shape in shapes.values()) or len(first) != 2 or first[0] < 2 or first[1] < 1:
-        raise TxlError(f"losses must be [C >= 2, N >= 1] and alike for all models, got {shapes}")
     for name, x in losses.items():
         if not np.isfinite(x).all():
             raise TxlError(f"the losses of {name} are not all finite")
@@ -132,30 +120,14 @@ def relative_losses(losses: Mapping[str, Array], ratio: float) -> tuple[Array, d
     return short, long
 
 
-class Run(NamedTuple):
-    """Tokens from `start` on that are read at once from an empty state.
-
-    Attributes:
-        ends: increasing lengths of the contexts that the run measures; the last is the run's
-            length.
-        first: index of the first of these contexts; the others follow in order.
-        place: index of the position that the first context predicts; the others follow in order.
-    """
-
-    start: int
-    ends: tuple[int, ...]
-    first: int
-    place: int
-
-
 @dataclass(frozen=True)
 class Layout:
-    """Positions of a text and the runs that measure their losses.
+    """Positions of a text at which losses are measured, `step` apart in chains.
 
     Predicting token t from exactly c tokens takes a run that begins with an empty state at t - c.
-    The positions of a chain are `step` apart, so they share runs: a run from s predicts s + step
-    with context step, s + 2 step with context 2 step, and so on. A chain of m positions with C
-    contexts takes m + C - 1 runs instead of m C.
+    The positions of a chain share runs: a run from s predicts s + step with context step, s + 2
+    step with context 2 step, and so on. A chain of m positions with C contexts takes m + C - 1 runs
+    instead of m C.
 
     Args:
         tokens: length of the text.
@@ -163,8 +135,8 @@ class Layout:
         step, contexts: context lengths are step, 2 step, .. contexts * step.
 
     Raises:
-        TxlError: an argument is below 1, there are fewer than 2 contexts, or the text is too short
-            for one position with the longest context.
+        TxlError: an argument is below 1, there are fewer than 2 contexts, or the text is shorter
+            than twice the longest context.
     """
 
     tokens: int
@@ -173,13 +145,11 @@ class Layout:
     contexts: int = 10
 
     def __post_init__(self) -> None:
-        for name, minimum in (("samples", 1), ("step", 1), ("contexts", 2)):
-            if getattr(self, name) < minimum:
-                raise TxlError(f"{name} must be >= {minimum}, got {getattr(self, name)}")
-        if self.tokens <= self.longest:
+        check_ranges(self, samples=COUNT, step=COUNT, contexts=(2, COUNT[1]))
+        if self.tokens < 2 * self.longest:
             raise TxlError(
-                f"the text has {self.tokens:,} tokens, too few for one position after a context of {self.longest:,}: use a "
-                "longer text, or smaller --step or --contexts"
+                f"the text has {self.tokens:,} tokens, fewer than two contexts of {self.longest:,}: use a longer text, or "
+                "smaller --step or --contexts"
             )
 
     @property
@@ -192,80 +162,26 @@ class Layout:
         return [self.step * (n + 1) for n in range(self.contexts)]
 
     def chains(self) -> list[tuple[int, int]]:
-        """Return the first position and the number of positions of each chain. No position is in
-        two chains.
-
-        A lane is all positions `step` apart over the whole text. If one lane has enough positions,
-        the chains are spread over it.
-        """
-        usable = self.tokens - self.longest  # positions longest .. tokens - 1
+        """Return the first position and the number of positions of each chain, spread over the
+        text. All runs of `longest` tokens fit into the text."""
+        usable = (self.tokens - 2 * self.longest) // self.step + 1
         wanted = min(self.samples, usable)
-        lanes = self._lanes(wanted)
-        total, done = sum(there for _, there in lanes), 0
-        chains: list[tuple[int, int]] = []
-        for offset, there in lanes:
-            share = (done + there) * wanted // total - done * wanted // total
-            done += there
-            parts = -(-share // LONGEST_CHAIN)
-            bounds = [share * part // max(parts, 1) for part in range(parts + 1)]
-            for part, (begin, end) in enumerate(pairwise(bounds)):
-                skipped = part * (there - share) // parts  # positions between this chain and the next
-                chains.append((self.longest + offset + (begin + skipped) * self.step, end - begin))
-        return chains
-
-    def _lanes(self, wanted: int) -> list[tuple[int, int]]:
-        """Return offset and number of positions of the fewest lanes that have `wanted`
-        positions."""
-        usable = self.tokens - self.longest
-        for count in range(max(-(-wanted // -(-usable // self.step)), 1), self.step + 1):
-            offsets = [lane * self.step // count for lane in range(count)]
-            lanes = [(offset, -(-(usable - offset) // self.step)) for offset in offsets if offset < usable]
-            if sum(there for _, there in lanes) >= wanted:
-                return lanes
-        raise AssertionError("every position is in one of `step` lanes")
+        parts = -(-wanted // MAX_CHAIN)
+        bounds = [wanted * part // parts for part in range(parts + 1)]
+        skipped = [part * (usable - wanted) // parts for part in range(parts)]  # positions before each chain
+        return [
+            (self.longest + (begin + more) * self.step, end - begin)
+            for (begin, end), more in zip(pairwise(bounds), skipped, strict=True)
+        ]
 
     def positions(self) -> npt.NDArray[np.int64]:
         """Return the positions of the predicted tokens, [N], in the order of the chains."""
         return np.concatenate([first + np.arange(count) * self.step for first, count in self.chains()])
 
-    def runs(self, limit: int | None = None) -> list[Run]:
-        """Return all runs, the longest first.
-
-        limit: the longest context a model can use. If it is not one of the lengths, it is measured
-        by separate runs, as the first context above the limit.
-        """
-        usable = self.contexts if limit is None else min(limit // self.step, self.contexts)
-        found, before = [], 0
-        for first, count in self.chains():
-            for n in range(1 - self.contexts, count):  # index of the position before the run's first step
-                begin, end = max(-n, 0), min(count - n, usable)  # range of contexts for which the chain has positions
-                if end > begin:
-                    ends = tuple(self.lengths[begin:end])
-                    found.append(Run(first + (n - 1) * self.step, ends, begin, before + n + begin))
-            before += count
-        if limit is not None and usable < self.contexts and usable * self.step != limit:
-            found += [Run(int(t) - limit, (limit,), usable, n) for n, t in enumerate(self.positions())]
-        return sorted(found, key=lambda run: (-run.ends[-1], run.first, run.start))
-
-    def cost(self, limit: int | None = None) -> int:
-        """Return the number of tokens to read for all positions."""
-        return sum(run.ends[-1] for run in self.runs(limit))
-
-
-class ContextLosses(Protocol):
-    """A model to measure: a function that returns losses."""
-
-    def __call__(self, tokens: Tensor, ends: list[int], targets: Tensor) -> Tensor:
-        """Return -log P(targets[:, i] | tokens[:, :ends[i]]) in nats, float [B, K].
-
-        tokens: [B, n], read from an empty state. ends: K increasing lengths, the last is n.
-        targets: [B, K].
-        """
-
 
 @dataclass(frozen=True)
 class NetworkLosses:
-    """`ContextLosses` of a trained model.
+    """The `ContextLosses` of a trained model.
 
     A context of c tokens is read as one segment of c tokens without memory. Each token sees all
     tokens before it, or the model's own window of them.
@@ -280,7 +196,7 @@ class NetworkLosses:
         config, segment = self.language_model.model.config, self.language_model.segment
         if not isinstance(config, ModelConfig) or not config.absolute:
             return None
-        return min(learned_positions(self.language_model.model) or segment, segment)
+        return segment
 
     @torch.inference_mode()
     def __call__(self, tokens: Tensor, ends: list[int], targets: Tensor) -> Tensor:
@@ -296,9 +212,7 @@ def measure(
     layout: Layout,
     *,
     limit: int | None = None,
-    values: Array | None = None,
     device: torch.device | str = "cpu",
-    batch_tokens: int = BATCH_TOKENS,
     watch: Callable[[int], None] = lambda done: None,
 ) -> Array:
     """Measure losses l(c, t) of one model at exact context lengths: each prediction reads c tokens
@@ -306,58 +220,30 @@ def measure(
 
     Args:
         tokens: the text, [layout.tokens].
-        limit: the longest context the model can use; longer ones get its loss (`l(c > K) = l(K)`).
-        values: [C, N] from an interrupted measurement, NaN where not yet measured; filled in place.
-        batch_tokens: maximum number of tokens of the runs that are read as one batch.
-        watch: called after each batch with the number of tokens read so far, of
-            `layout.cost(limit)`.
+        limit: the longest context the model can use; longer ones than its last multiple of
+            `layout.step` get the loss at that one.
+        watch: called after each chain with the number of positions measured so far.
 
     Returns:
-        values, in nats, [C, N].
+        losses in nats, [C, N].
     """
-    values = np.full((layout.contexts, len(layout.positions())), np.nan) if values is None else values
-    runs, done = layout.runs(limit), 0
-    for (ends, first), group in groupby(runs, key=lambda run: (run.ends, run.first)):
-        alike, steps = list(group), np.arange(len(ends))
-        size = max(batch_tokens // ends[-1], 1)
-        for batch in (alike[n : n + size] for n in range(0, len(alike), size)):
-            starts, places = (np.array(x)[:, None] for x in ([r.start for r in batch], [r.place for r in batch]))
-            if np.isnan(values[first + steps, places + steps]).any():
-                block, targets = tokens[starts + np.arange(ends[-1])], tokens[starts + np.array(ends)]
-                nll = predict(as_tensor(block).to(device), list(ends), as_tensor(targets).to(device))
-                values[first + steps, places + steps] = nll.double().cpu().numpy()
-            done += len(batch) * ends[-1]
-            watch(done)
-    reached = max(run.first + len(run.ends) for run in runs)
-    values[reached:] = values[reached - 1]
-    return values
-
-
-def fingerprint(checkpoint: str, tokens: Tokens, layout: Layout) -> str:
-    """Return the SHA-256 of all that measured losses depend on; checkpoint: the digest of the
-    model."""
-    values = [checkpoint, content(tokens), LONGEST_CHAIN, *astuple(layout)]
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
-
-
-def keep_losses(path: Path, values: Array) -> None:
-    """Write losses, replacing the file atomically."""
-    file = io.BytesIO()
-    np.savez(file, values=values)
-    replace_bytes(path, file.getvalue())
-
-
-def kept_losses(path: Path, layout: Layout) -> Array:
-    """Read losses [C, N] that `keep_losses` wrote; all NaN if the file is missing or damaged."""
-    nothing = np.full((layout.contexts, len(layout.positions())), np.nan)
-    try:
-        with open_regular(path) as file, np.load(file, allow_pickle=False) as kept:
-            values: Array = kept["values"].astype(np.float64)
-    except (
-        OSError, ValueError, KeyError, EOFError, TypeError, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error
-    ):  # fmt: skip
-        return nothing
-    return values if values.shape == nothing.shape else nothing
+    usable = layout.contexts if limit is None else min(limit // layout.step, layout.contexts)
+    ends, chains = layout.lengths[:usable], []
+    size, done = max(BATCH_TOKENS // ends[-1], 1), 0
+    for first, count in layout.chains():
+        starts = (first - ends[-1] + layout.step * np.arange(count + usable - 1))[:, None]
+        losses = []
+        for some in (starts[n : n + size] for n in range(0, len(starts), size)):
+            block, targets = tokens[some + np.arange(ends[-1])], tokens[some + np.array(ends)]
+            nll = predict(as_tensor(block).to(device), ends, as_tensor(targets).to(device))
+            losses.append(nll.double().cpu().numpy())
+        runs = np.concatenate(losses)
+        # Run n predicts the chain's position n - (usable - 1 - c) with the context of index c.
+        rows = [runs[usable - 1 - c :][:count, c] for c in range(usable)]
+        chains.append(np.stack(rows + [rows[-1]] * (layout.contexts - usable)))
+        done += count
+        watch(done)
+    return np.concatenate(chains, 1)
 
 
 def draw_gains(found: Mapping[str, Effective], contexts: Sequence[int], ratio: float, path: AnyPath) -> None:

@@ -1,81 +1,26 @@
 """LSTM and QRNN language models, with whose effective context the paper compares (Table 8)."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, init_tables
 from txl.model.config import RecurrentConfig
-from txl.model.transformer import HiddenMemory, States, check_tokens, hidden_dropout
+from txl.model.transformer import HiddenMemory, LanguageNetwork, States, check_tokens, hidden_dropout
 
 State = tuple[Tensor, ...]  # of a layer
 Layer = tuple[Tensor, State]
 
 
-def by_steps(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
-    """Compute the recurrence with one fused multiply-add a step, the fastest way on a CPU."""
-    states = torch.empty_like(b)
-    last = before
-    for t in range(b.size(0)):
-        last = torch.addcmul(b[t], a[t], last, out=states[t])
-    return states
-
-
-def by_doubling(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
-    """Compute the recurrence by a scan in log2(L) steps over all positions (Hillis and Steele
-    1986), for GPUs."""
-    states = b.clone()
-    states[0] = torch.addcmul(b[0], a[0], before)
-    factors, distance = a, 1
-    while distance < b.size(0):
-        later = torch.addcmul(states[distance:], factors[distance:], states[:-distance])
-        states = torch.cat([states[:distance], later])
-        factors = torch.cat([factors[:distance], factors[distance:] * factors[:-distance]])
-        distance *= 2
-    return states
-
-
-def _scan(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
-    return (by_doubling if b.device.type == "cuda" else by_steps)(a, b, before)
-
-
-class _LinearRecurrence(torch.autograd.Function):
-    """The recurrence, with a backward that is itself a scan, from the last position to the
-    first."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, before: Tensor) -> Tensor:
-        states = _scan(a, b, before)
-        ctx.save_for_backward(a, before, states)
-        return states
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        a, before, states = ctx.saved_tensors
-        grad = grads[0].flip(0)
-        # g_t = grad_t + a_{t+1} * g_{t+1}; in reversed order the factor of a step is the a of the
-        # step before.
-        factors = torch.cat([torch.zeros_like(a[:1]), a[1:].flip(0)])
-        g = _scan(factors, grad, torch.zeros_like(before)).flip(0)
-        previous = torch.cat([before.unsqueeze(0), states[:-1]])
-        return g * previous, g, g[0] * a[0]
-
-
 def linear_recurrence(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
-    """Compute states h_t = a_t * h_{t-1} + b_t.
+    """Compute states h_t = a_t * h_{t-1} + b_t, [L, ..].
 
-    Args:
-        a, b: [L, ..], L >= 1, of the same dtype.
-        before: [..], the state before the first.
-
-    Returns:
-        [L, ..]; differentiable with respect to all three arguments.
+    a, b: [L, ..], L >= 1, of the same dtype. before: [..], the state before the first.
     """
-    states: Tensor = _LinearRecurrence.apply(a, b, before)  # type: ignore[no-untyped-call]
-    return states
+    states = []
+    for factor, added in zip(a, b, strict=True):
+        before = torch.addcmul(added, factor, before)
+        states.append(before)
+    return torch.stack(states)
 
 
 class LSTMLayer(nn.LSTM):
@@ -130,13 +75,12 @@ class QRNNLayer(nn.Module):
         return (o.sigmoid() * cells).transpose(0, 1), after
 
 
-class RecurrentNetwork(nn.Module):
-    """Language model of LSTM or QRNN layers, with the interface of `TransformerXL`; its memory is
-    the layers' state.
+class RecurrentNetwork(LanguageNetwork):
+    """Language model of LSTM or QRNN layers; its memory is the layers' state.
 
     Attributes:
         blocks: the layers.
-        softmax, second_softmax: as in `TransformerXL`; the second is always None.
+        second_softmax: None, as in a `TransformerXL` without one.
     """
 
     second_softmax: None = None
@@ -157,11 +101,6 @@ class RecurrentNetwork(nn.Module):
         for module in (self.embedding, self.softmax):
             init_tables(module, config)
 
-    @property
-    def device(self) -> torch.device:
-        device: torch.device = self.embedding.tables[0].device
-        return device
-
     def read(
         self,
         tokens: Tensor,
@@ -171,19 +110,11 @@ class RecurrentNetwork(nn.Module):
         ext_len: int = 0,
         last: int | None = None,
     ) -> States:
-        """Compute the hidden states of a segment, given the state after the segments before it.
+        """Compute the hidden states of a segment, without those of single layers; arguments and
+        errors as in `Trunk.read`.
 
-        Args:
-            tokens: [B, L], integers below vocab_size.
-            memory: the state returned for the previous segment, detached; None at the start of a
-                text.
-            mem_len: 0 to return no state.
-            ext_len: must be 0, because a recurrent network cannot read tokens again.
-            last: number of final positions to return states for; None for all L.
-
-        Raises:
-            ValueError: tokens is not [B, L] with L >= 1, ext_len is not 0, or memory has another
-                batch size.
+        memory: the detached state after the segment before. mem_len: 0 to return no state. ext_len:
+        must be 0, because a recurrent network cannot read tokens again.
         """
         check_tokens(tokens)
         if ext_len:
@@ -192,29 +123,15 @@ class RecurrentNetwork(nn.Module):
             raise ValueError(f"memory must be for a batch of {tokens.size(0)}, got {memory[0].size(0)}")
         hidden = self.embedding_dropout(self.embedding(tokens))
         left = None if memory is None else list(memory)
-        inputs, layers = [], []
         kept: list[Tensor] = []
         for block in self.blocks:
             assert isinstance(block, (LSTMLayer, QRNNLayer))
             state = block.begin(hidden)
             if left is not None:
                 state, left = tuple(left[: len(state)]), left[len(state) :]
-            inputs.append(hidden)
             hidden, state = block.advance(hidden, state)
-            layers.append(hidden)
             kept += [part.detach() for part in state]
             if block is not self.blocks[-1]:
                 hidden = self.dropout(hidden)
         hidden = self.output_dropout(hidden if last is None else hidden[:, -last:])
-        return States(hidden, None if mem_len == 0 else tuple(kept), inputs, layers)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return scores [.., vocab_size] of the next token from [.., d_model]; see
-        `AdaptiveSoftmax.logits`."""
-        return self.softmax.logits(hidden)
-
-    def forward(self, tokens: Tensor, memory: HiddenMemory | None = None) -> tuple[Tensor, HiddenMemory | None]:
-        """As `TransformerXL.forward`: scores [B, L, vocab_size], and the state after the
-        segment."""
-        states = self.read(tokens, memory)
-        return self.logits(states.hidden), states.memory
+        return States(hidden, None if mem_len == 0 else tuple(kept), [], [])

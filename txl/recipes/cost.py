@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from txl.model.config import Bins, Config, ModelConfig, RecurrentConfig
+from txl.model.config import Config, ModelConfig, NetworkConfig, RecurrentConfig
 from txl.training.config import TrainConfig
 
 TRAINING = 3  # cost of an update relative to its forward pass: backward costs twice as much
@@ -39,10 +39,10 @@ def training_cost(config: Config, training: TrainConfig) -> Cost:
 def segment_products(config: Config, training: TrainConfig) -> float:
     """Count multiply-adds of the forward pass of one segment of the whole batch."""
     length, scored, batch = training.scored + training.context, training.scored, training.batch
-    softmax = batch * scored * softmax_products(config.bins, config.d_model)
+    softmax = batch * scored * softmax_products(config)
     embedding = 0.0
-    if config.bins.widths[0] != config.d_model:  # projections of the embeddings, counted with the widest bin's size
-        embedding = batch * length * config.bins.widths[0] * config.d_model
+    if config.embed_width != config.d_model:  # projections of the embeddings, counted with the widest bin's size
+        embedding = batch * length * config.embed_width * config.d_model
     if isinstance(config, RecurrentConfig):
         return batch * length * recurrent_products(config) + softmax + embedding
     layer = layer_products(config, length, config.mem_len, batch)
@@ -73,15 +73,17 @@ def recurrent_products(config: RecurrentConfig) -> float:
     return sum(3 * d_out * d_in * (2 if i == 0 else 1) for i, (d_in, d_out) in enumerate(config.widths))
 
 
-def softmax_products(bins: Bins, d_model: int) -> float:
+def softmax_products(config: NetworkConfig) -> float:
     """Count multiply-adds of one target: the head, and each tail times the probability that Zipf's
     law gives its words."""
-    head = bins.widths[0] * bins.head_size + (0 if bins.widths[0] == d_model else d_model * bins.widths[0])
-    harmonic = [math.log(bound) + 0.5772 if bound else 0.0 for bound in bins.bounds]
+    bounds, widths, d_model = config.bounds, config.embed_widths, config.d_model
+    head_size = bounds[1] + len(config.cutoffs)  # the words of the first bin and the clusters
+    head = widths[0] * head_size + (0 if widths[0] == d_model else d_model * widths[0])
+    harmonic = [math.log(bound) + 0.5772 if bound else 0.0 for bound in bounds]
     products = float(head)
-    for i in range(1, len(bins)):
+    for i in range(1, len(widths)):
         share = (harmonic[i + 1] - harmonic[i]) / harmonic[-1]
-        size = bins.bounds[i + 1] - bins.bounds[i]
-        projection = 0 if bins.widths[i] == d_model else d_model * bins.widths[i]
-        products += share * (bins.widths[i] * size + projection)
+        size = bounds[i + 1] - bounds[i]
+        projection = 0 if widths[i] == d_model else d_model * widths[i]
+        products += share * (widths[i] * size + projection)
     return products

@@ -1,6 +1,5 @@
 """Vocabularies of bytes or words, and their files."""
 
-import hashlib
 import logging
 import re
 from collections import Counter
@@ -36,9 +35,6 @@ def token_dtype(size: int) -> type[np.unsignedinteger[Any]]:
     return np.uint16 if size <= 1 << 16 else np.uint32
 
 
-def content(tokens: Tokens) -> str:
-    """Return the SHA-256 of tokens."""
-    return hashlib.sha256(np.ascontiguousarray(tokens).data).hexdigest()
 
 
 @dataclass(frozen=True)

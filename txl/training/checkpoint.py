@@ -5,7 +5,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from txl.errors import TxlError
-from txl.fields import from_values
-from txl.model import Network, make_network
+from txl.fields import COUNT, check_ranges, from_values
+from txl.model import Network, as_transformer, make_network
 from txl.model.config import Config, config_from_json
 from txl.paths import AnyPath, replaced
 from txl.text.vocabulary import Vocabulary, from_file
@@ -23,7 +23,6 @@ from txl.text.vocabulary import Vocabulary, from_file
 FORMAT = "txl-2"
 VOCABULARY = "vocabulary"  # content of the vocabulary's file, stored as a tensor because a header must stay small
 BEST, LAST = "best.safetensors", "last.safetensors"  # of a run: the lowest validation loss, and the one to resume from
-MOST_COUNT = 2**53  # maximum number of updates or tokens
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -75,10 +74,7 @@ class State:
     def __post_init__(self) -> None:
         if math.isnan(self.best_loss):
             raise TxlError("best_loss must be a number, got nan")
-        for name, minimum in (("step", 0), ("attn_len", 1), ("segment", 1), ("ranks", 1)):
-            value = getattr(self, name)
-            if not minimum <= value <= MOST_COUNT:
-                raise TxlError(f"{name} must be from {minimum} to {MOST_COUNT:,}, got {value:,}")
+        check_ranges(self, step=(0, COUNT[1]), attn_len=COUNT, segment=COUNT, ranks=COUNT)
 
 
 @dataclass(frozen=True)
@@ -257,12 +253,18 @@ def check_shapes(path: Path, given: Mapping[str, torch.Size], wanted: Mapping[st
             )
 
 
-def restore(path: AnyPath, device: torch.device | str = "cpu") -> tuple[Network, Checkpoint]:
-    """Make the model that a checkpoint describes, in evaluation mode, and return both."""
+def restore(path: AnyPath, device: torch.device | str = "cpu", **changes: Any) -> tuple[Network, Checkpoint]:
+    """Make the model that a checkpoint describes, in evaluation mode, and return both.
+
+    changes: fields of its `ModelConfig` to replace; parameters must not depend on them.
+    """
     checkpoint = load(path)
     with torch.device("meta"):  # a damaged header could name sizes that do not fit into memory
-        sizes = dict(make_network(checkpoint.config).named_parameters())
-    check_shapes(checkpoint.path, {name: x.shape for name, x in checkpoint.part("model").items()}, sizes)
-    model = make_network(checkpoint.config)
+        sizes = make_network(checkpoint.config)
+    shapes = {name: x.shape for name, x in checkpoint.part("model").items()}
+    check_shapes(checkpoint.path, shapes, dict(sizes.named_parameters()))
+    for name in changes:
+        as_transformer(sizes, name)
+    model = make_network(replace(checkpoint.config, **changes))
     load_parameters(model, checkpoint)
     return model.to(device).eval(), checkpoint

@@ -3,10 +3,10 @@ rate of each update."""
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from txl.errors import TxlError
-from txl.fields import check_types, option
+from txl.fields import COUNT, POSITIVE, RATE, check_ranges, check_types, option
 from txl.text.streams import Counting
 
 Schedule = Literal["cosine", "cosine-released", "constant"]
@@ -91,33 +91,12 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        counts = ("steps", "batch", "batch_chunk", "tgt_len", "accumulate", "patience", "eval_every", "save_every")
-        for name in (*counts, "log_every"):
-            if getattr(self, name) < 1:
-                raise TxlError(f"{name} must be >= 1, got {getattr(self, name)}")
-        if self.eval_tokens is not None and self.eval_tokens < 1:
-            raise TxlError(f"eval_tokens must be None or >= 1, got {self.eval_tokens}")
-        for name in ("lr", "clip"):
-            if not getattr(self, name) > 0:
-                raise TxlError(f"{name} must be > 0, got {getattr(self, name)}")
-        if self.lr > MOST_LR:
-            raise TxlError(f"lr must be <= {MOST_LR:g}, got {self.lr:g}")
-        for name in ("ext_len", "weight_decay"):
-            if not getattr(self, name) >= 0:
-                raise TxlError(f"{name} must be >= 0, got {getattr(self, name)}")
-        if self.warmup is not None and self.warmup < 0:
-            raise TxlError(f"warmup must be None or >= 0, got {self.warmup}")
-        if not 0 <= self.min_lr_ratio <= 1:
-            raise TxlError(f"min_lr_ratio must be in [0, 1], got {self.min_lr_ratio}")
-        if not 0 < self.ema_decay < 1:
-            raise TxlError(f"ema_decay must be in (0, 1), got {self.ema_decay}")
-        choices = {
-            "loss": ("full", "half"), "streams": get_args(Counting), "optimizer": ("adam", "muon"),
-            "schedule": get_args(Schedule), "average": get_args(Average), "precision": ("auto", "fp32", "bf16"),
-        }  # fmt: skip
-        for name, accepted in choices.items():
-            if getattr(self, name) not in accepted:
-                raise TxlError(f"{name} must be {', '.join(accepted)}, got {getattr(self, name)!r}")
+        check_ranges(
+            self, steps=COUNT, batch=COUNT, batch_chunk=COUNT, tgt_len=COUNT, accumulate=COUNT, patience=COUNT,
+            eval_every=COUNT, save_every=COUNT, log_every=COUNT, eval_tokens=COUNT, ext_len=(0, COUNT[1]),
+            warmup=(0, math.inf), lr=(POSITIVE[0], MOST_LR), clip=(POSITIVE[0], math.inf), weight_decay=(0, math.inf),
+            min_lr_ratio=(0, 1), ema_decay=(POSITIVE[0], RATE[1]),
+        )  # fmt: skip
         if self.batch % self.batch_chunk:
             raise TxlError(f"batch must be a multiple of batch_chunk, got {self.batch} and {self.batch_chunk}")
         if self.loss == "half" and (self.ext_len or self.tgt_len < 2):

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from txl.distributed import SharedError, World, agree_on
 from txl.errors import Interrupted, TxlError
-from txl.evaluation.evaluate import Reading, Score, Sizes, evaluate, perplexity, resolve
+from txl.evaluation.evaluate import Reading, Score, default_method, evaluate, perplexity
 from txl.model import Network, make_network
-from txl.model.config import PLACES, Config, RecurrentConfig
+from txl.model.config import Config, RecurrentConfig
 from txl.paths import AnyPath, replace_text
 from txl.text.corpus import Corpus
 from txl.text.streams import training_streams
@@ -228,12 +228,9 @@ class Trainer:
         process."""
         # In segments as in training; a sliding window moves by half a segment.
         reach, half = model.config.mem_len + self.segment, max(self.segment // 2, 1)
-        sizes: Sizes = {
-            "cached": (self.attn_len, 128),
-            "segments": (reach, self.config.scored),
-            "sliding": (reach, half),
-        }
-        reading = resolve(Reading(), model, sizes)
+        method = default_method(model)
+        segment = {"cached": 128, "segments": self.config.scored, "sliding": half}[method]
+        reading = Reading(self.attn_len if method == "cached" else reach, method, segment)
         return self.world.first_does(
             lambda: evaluate(
                 model, self.corpus.valid, self.corpus.vocabulary.start, reading, limit=self.config.eval_tokens
@@ -413,7 +410,7 @@ def _check_fit(model: Config, training: TrainConfig, segment: int) -> None:
                 f"a network of kind {model.network!r} cannot read tokens again: ext_len must be 0 and loss 'full', got "
                 f"{training.ext_len} and {training.loss!r}"
             )
-    elif model.encoding in PLACES and segment > (model.table_len or 0):
+    elif model.encoding == "learned" and segment > (model.table_len or 0):
         raise TxlError(f"segments of {segment} tokens are beyond the {model.table_len} learned positions of table_len")
 
 

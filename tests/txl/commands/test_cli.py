@@ -12,6 +12,7 @@ import pytest
 from command_helpers import SMALL, Run, in_process, one_line
 from training_helpers import trainer
 
+from txl import load
 from txl.commands import demo
 from txl.evaluation.evaluate import Score
 from txl.text.corpus import Corpus
@@ -38,10 +39,15 @@ def test_prepare(txl: Run, text: Path, tmp_path: Path) -> None:
 
 
 def test_eval_prints_a_row_for_each_attention_length(txl: Run, run: Path, corpus: Corpus) -> None:
-    done = txl("eval", run, "--data", corpus.folder, "--attn-len", "1,8,32", "--split", "valid")
+    trained = load(run).attn_len
+    done = txl("eval", run, "--data", corpus.folder, "--attn-len", f"1,{trained},8", "--split", "valid")
     assert done.returncode == 0, done.stderr
-    rows = [line for line in done.stdout.splitlines() if f"{len(corpus.valid):,}" in line]
-    assert len(rows) == 3
+    rows = [line.split("│") for line in done.stdout.splitlines() if f"{len(corpus.valid):,}" in line]
+    bpc = {int(row[1]): row[3].strip() for row in rows}
+    assert list(bpc) == [1, trained, 8]
+    best = min(bpc, key=lambda n: float(bpc[n]))
+    last = done.stdout.splitlines()[-1]
+    assert f"init {bpc[trained]} bpc (training's length {trained}), best {bpc[best]} (length {best})" in last
 
 
 def test_eval_of_a_file(txl: Run, run: Path, text: Path) -> None:
@@ -110,7 +116,7 @@ BAD = {
     "train nothing": "0 text files found",
     "eval {run} --data {corpus} --attn-len 0": "--attn-len must be >= 1",
     "eval {run} --data {corpus} --attn-len 4,x": "--attn-len takes whole numbers",
-    "eval {run} --data {corpus} --segment 0": "segment must be an integer >= 1, got 0",
+    "eval {run} --data {corpus} --segment 0": "segment must be from 1 to",
     "eval {run} --data {corpus} --split dev": "split must be one of train, valid, test, got 'dev'",
     "eval {run} --data missing.txt": "missing.txt: not a prepared corpus",
     "eval missing": "missing: no such checkpoint",
@@ -120,7 +126,7 @@ BAD = {
     "generate {run} --prompt \udcff": "bytes that the training data never did: 0xff",
     "generate {run} --prompt @missing.txt": "missing.txt: cannot be read",
     "generate {run} --count 0": "count must be an integer >= 1, got 0",
-    "generate {run} --attn-len 0": "attn_len must be an integer >= 1, got 0",
+    "generate {run} --attn-len 0": "attn_len must be from 1 to",
     "generate {run} --temperature -1": "temperature must be >= 0",
     "generate {run} --device cuda:77": "device 'cuda:77' cannot be used",
     "demo --minutes 0": "--minutes must be > 0",

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from command_helpers import Run, one_line
 
-from txl.evaluation.evaluate import Reading
 from txl.evaluation.generate import Sampling
 from txl.language_model import load
 from txl.text import corpus as data
@@ -19,10 +18,8 @@ def test_the_papers_way(txl: Run, run: Path, corpus: data.Corpus, tmp_path: Path
     options = "--top-k 40 --temperature 1 --attn-len 1601 --clamp-len 1000 --zeros --count 60 --seed 5".split()
     done = txl("generate", run, "--prompt", f"@{tmp_path / 'context.txt'}", *options)
     assert done.returncode == 0, done.stderr
-    saved, reading = load(run), Reading(1601, clamp_len=1000, zeros=True)
-    assert (
-        done.stdout == context.decode() + saved.generate(context, 60, Sampling(1.0, top_k=40), reading, seed=5) + "\n"
-    )
+    saved = load(run, clamp_len=1000, zeros=True)
+    assert done.stdout == context.decode() + saved.generate(context, 60, Sampling(1.0, top_k=40), 1601, seed=5) + "\n"
 
 
 def test_a_stop_string(txl: Run, run: Path) -> None:
@@ -34,7 +31,7 @@ def test_a_stop_string(txl: Run, run: Path) -> None:
 
 BAD = {
     "--count 0": "count must be an integer >= 1, got 0",
-    "--clamp-len 0": "clamp_len must be an integer >= 1, got 0",
+    "--clamp-len 0": "clamp_len must be from 1 to 2,147,483,647, got 0",
     "--stop=": "stop must be a string of at least one character, got ''",
 }
 

@@ -24,11 +24,17 @@ TXL = [sys.executable, "-m", "txl"]
     ("command", "words"),
     [
         ("train --run {tmp}/r --data {corpus} --d-model 100000000", "there is not enough memory for these sizes"),
-        ("train --run {tmp}/r --data {corpus} --n-layer 1000000000", "n_layer must be <= 10,000, got 1,000,000,000"),
-        ("train --run {tmp}/r --data {corpus} --clamp-len 10000000000", "clamp_len must be <= 2,147,483,647"),
-        ("train --run {tmp}/r --data {corpus} --d-embed 99999999999999999999", "d_embed must be <= 2,147,483,647"),
-        ("train --run {tmp}/r --data {corpus} --min-lr-ratio 1e308", "min_lr_ratio must be in [0, 1], got 1e+308"),
-        ("train --run {tmp}/r --data {corpus} --lr 3e38", "lr must be <= 1e+06, got 3e+38"),
+        (
+            "train --run {tmp}/r --data {corpus} --n-layer 1000000000",
+            "n_layer must be from 1 to 10,000, got 1,000,000,000",
+        ),
+        ("train --run {tmp}/r --data {corpus} --clamp-len 10000000000", "clamp_len must be from 1 to 2,147,483,647"),
+        (
+            "train --run {tmp}/r --data {corpus} --d-embed 99999999999999999999",
+            "d_embed must be from 1 to 2,147,483,647",
+        ),
+        ("train --run {tmp}/r --data {corpus} --min-lr-ratio 1e308", "min_lr_ratio must be from 0 to 1, got 1e+308"),
+        ("train --run {tmp}/r --data {corpus} --lr 3e38", "lr must be from 1e-38 to 1,000,000.0, got 3e+38"),
         ("prepare {tmp}/a\nb/c --data {tmp}/a\nb", "a\\nb"),
         ("train --run {tmp}/r --data {corpus} --minutes inf", "--minutes must be > 0 and finite"),
         ("generate {run} --device meta", "device must be cpu, cuda or auto, got 'meta'"),

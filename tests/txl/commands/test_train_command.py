@@ -96,11 +96,11 @@ def test_options_come_in_groups(txl: Run) -> None:
         ("--recipe wt103-base", "cutoffs must increase, above 0 and below the 25 of vocab_size"),
         ("--cutoffs 9,4", "cutoffs must increase, above 0 and below the 25 of vocab_size, got [9, 4]"),
         ("--cutoffs 4,x", "--cutoffs takes whole numbers separated by commas, or none, got '4,x'"),
-        ("--cutoffs 4,9 --div-val 200", "div_val = 200 makes bin 1 of 3 0 wide"),
+        ("--cutoffs 4,9 --div-val 200", "div_val = 200 makes the last of 3 bins 0 wide"),
         ("--encoding rope", "encoding must be one of relative, shaw"),
         ("--encoding learned --table-len 8 --tie-r", "segments of 16 tokens are beyond the 8 learned positions"),
         ("--encoding shaw --tie-r", "table_len must be given with encoding='shaw'"),
-        ("--loss most", "loss must be full, half, got 'most'"),
+        ("--loss most", "loss must be one of full, half, got 'most'"),
         ("--batch 30000", "30000 streams need at least 30001"),
     ],
 )

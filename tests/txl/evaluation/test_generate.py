@@ -108,20 +108,6 @@ def test_a_stop_string_over_several_tokens(vocabulary: Vocabulary, monkeypatch: 
     assert model.generate(prompt, 40, plain, seed=1, stop=held) == whole.decode()
 
 
-@pytest.mark.parametrize(
-    ("mem_len", "options"), [(8, {"clamp_len": 3}), (0, {"clamp_len": 3}), (8, {"initial_memory": "zeros"})]
-)
-def test_settings_are_those_of_a_model_that_has_them(mem_len: int, options: dict[str, Any]) -> None:
-    model, other = language_model(mem_len=mem_len), language_model(mem_len=mem_len, **options)
-    asked = {"zeros": True} if "initial_memory" in options else options
-    want = other.generate("abc", 40, LIKELIEST, 12)
-    config = model.model.config
-    assert want != model.generate("abc", 40, LIKELIEST, 12)
-    assert model.generate("abc", 40, LIKELIEST, Reading(12, **asked)) == want
-    assert model.model.config == config
-    assert model.model.layers[0].attention.clamp_len is None
-
-
 @pytest.mark.parametrize("system", ["relative", "sinusoid", "no recurrence"])
 def test_a_method_asked_for_reads_the_text_so(system: str) -> None:
     """Of windows as long as the text and memories that hold all of it every method sees the same,
@@ -136,30 +122,13 @@ def test_a_method_asked_for_reads_the_text_so(system: str) -> None:
         model.generate("abc", 12, LIKELIEST, Reading(2, method="sliding", segment=3))
 
 
-def test_zeros_can_be_left_out() -> None:
-    zeros, empty = language_model(initial_memory="zeros"), language_model()
-    want = empty.generate("ab", 20, LIKELIEST)
-    assert zeros.generate("ab", 20, LIKELIEST, Reading(zeros=False)) == want != zeros.generate("ab", 20, LIKELIEST)
-    window = language_model(mem_len=0)
-    assert window.generate("ab", 20, LIKELIEST, Reading(zeros=False)) == window.generate("ab", 20, LIKELIEST)
-
-
-def test_streams_with_and_without_zeros_at_the_same_time() -> None:
-    model = language_model()
-    alone = [model.generate("abc", 20, LIKELIEST, Reading(zeros=zeros)).encode() for zeros in (True, False)]
-    assert alone[0] != alone[1]
-    both = zip(*(model.stream("abc", 20, LIKELIEST, Reading(zeros=zeros)) for zeros in (True, False)), strict=True)
-    assert [b"".join(pieces) for pieces in zip(*both, strict=True)] == alone
-
-
-@pytest.mark.parametrize("own", [True, False], ids=["the model's", "asked for"])
-def test_zeros_are_as_many_as_a_token_sees(own: bool) -> None:
+def test_zeros_are_as_many_as_a_token_sees() -> None:
     """And not as few as there are tokens, which would be right with an empty memory."""
-    model = language_model(initial_memory="zeros" if own else "empty")
+    model = language_model(initial_memory="zeros")
     engine = Engine(language_model(initial_memory="zeros").model, 1, attn_len=60, max_segment=8)
     tokens = torch.tensor(LETTERS.encode(b"abc").astype(np.int64)).unsqueeze(0)
     want = torch.cat(list(sampling.generate(engine, tokens, 8, LIKELIEST))).tolist()
-    found = model.generate("abc", 8, LIKELIEST, Reading(60, zeros=None if own else True))
+    found = model.generate("abc", 8, LIKELIEST, Reading(60))
     assert found == LETTERS.decode(want).decode()
     short = sampling.generate(Engine(engine.model, 1, 11, 8), tokens, 8, LIKELIEST)
     assert want != torch.cat(list(short)).tolist()
@@ -210,15 +179,7 @@ BAD: dict[str, tuple[dict[str, object], dict[str, Any], str]] = {
     "lists": ({}, {"prompt": [1, 2]}, r"prompt must be str, bytes, or a NumPy array \[n\] of tokens"),
     "tokens": ({}, {"prompt": np.array([99])}, r"prompt must hold tokens from 0 to 30, got 99 to 99"),
     "count": ({}, {"count": 0}, "count must be an integer >= 1, got 0"),
-    "attn_len": ({}, {"reading": {"attn_len": 0}}, "attn_len must be an integer >= 1, got 0"),
-    "clamp_len": ({}, {"reading": {"clamp_len": 0}}, "clamp_len must be an integer >= 1, got 0"),
-    "shaw": (SYSTEMS["shaw"], {"reading": {"clamp_len": 3}}, "clamp_len is for encoding 'relative', not 'shaw'"),
-    "zeros": (
-        SYSTEMS["sinusoid"],
-        {"reading": {"zeros": True}},
-        "zeros are for a Transformer with recurrence and relative positions",
-    ),
-    "no memory": ({"mem_len": 0}, {"reading": {"zeros": True}}, "zeros are for a Transformer with recurrence"),
+    "attn_len": ({}, {"reading": {"attn_len": 0}}, "attn_len must be from 1 to .*, got 0"),
     "stop": ({}, {"stop": ""}, "stop must be a string of at least one character, got ''"),
 }
 
@@ -230,13 +191,6 @@ def test_mistakes(name: str) -> None:
     how = asked.pop("reading", {})
     with pytest.raises(TxlError, match=message):
         model.stream(**({"prompt": "ab"} | asked), reading=Reading(**how))  # before the first token is asked for
-
-
-def test_an_lstm_has_no_zeros_and_no_distances() -> None:
-    with pytest.raises(TxlError, match="zeros is for Transformers"):
-        recurrent("lstm").generate("ab", 3, reading=Reading(zeros=True))
-    with pytest.raises(TxlError, match="clamp_len is for Transformers"):
-        recurrent("lstm").generate("ab", 3, reading=Reading(clamp_len=3))
 
 
 AB = ByteVocabulary(b"ab")
@@ -274,7 +228,6 @@ def test_what_is_taken_for_a_stop_string() -> None:
         (b"", "stop must be a string of at least one character, got b''"),
         (["a", "b"], r"stop must be a string of at least one character, got \['a', 'b'\]"),
         (5, "stop must be a string of at least one character, got 5"),
-        ("\ud800", "cannot be encoded"),
     ],
 )
 def test_bad_stop_strings(stop: object, message: str) -> None:

@@ -170,7 +170,7 @@ def test_without_bins(written: Any, tmp_path: Path, words: Path) -> None:
     model = convert(
         written("characters"), tmp_path / "a.safetensors", words, lengths=Lengths(MEM_LEN, same_length=True)
     ).model
-    assert (model.config.window, model.config.untie_r, len(model.config.bins)) == (MEM_LEN + 1, True, 1)
+    assert (model.config.window, model.config.untie_r, len(model.config.embed_widths)) == (MEM_LEN + 1, True, 1)
     assert torch.equal(model.layers[1].attention.content_bias, _layer("r_w_bias", "characters")[1])
     assert torch.equal(model.softmax.bias, _layer("adaptive_softmax/bias", "characters"))
 

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from torch._functorch.aot_autograd import make_boxed_func
 
 from txl import TransformerXL
-from txl.evaluation.window import sliding_losses
+from txl.evaluation.evaluate import sliding_losses
 from txl.training.update import segment_loss
 
 OPERATOR, BACKWARD = "txl_kernels.rel_attention.default", "txl_kernels.rel_attention_backward.default"

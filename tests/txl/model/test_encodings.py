@@ -22,10 +22,6 @@ SYSTEMS: dict[str, dict[str, object]] = {
     "sinusoid": {"encoding": "sinusoid"},
     "sinusoid, windowed": {"encoding": "sinusoid", "window": 4},
     "learned": {"encoding": "learned", "table_len": 9},
-    "sinusoid-released": {"encoding": "sinusoid-released"},
-    "sinusoid-released, pre-norm": {"encoding": "sinusoid-released", "pre_norm": True},
-    "learned-released": {"encoding": "learned-released", "table_len": 9},
-    "learned-released, pre-norm": {"encoding": "learned-released", "table_len": 9, "pre_norm": True},
 }
 
 
@@ -85,28 +81,6 @@ def test_released_shaw_without_its_biases_is_the_papers() -> None:
         plain.load_state_dict({k: v for k, v in released.state_dict().items() if k in plain.state_dict()})
     tokens = torch.randint(31, (2, 12))
     torch.testing.assert_close(released.read(tokens).hidden, plain.read(tokens).hidden, rtol=0, atol=1e-11)
-
-
-def test_places_of_the_released_code() -> None:
-    """By hand, of width 4: sinusoids of places 1 and 0 before two tokens, and a table's last two
-    rows."""
-    tokens = torch.tensor([[3, 5]])
-    sinusoids = small_model(d_model=4, encoding="sinusoid-released")
-    added = sinusoids.embed(tokens)[0] - 2 * sinusoids.embedding.tables[0][tokens[0]]  # sqrt(4)
-    want = [
-        [0.8414709848, 0.0099998333, 0.5403023059, 0.9999500004],
-        [0.0, 0.0, 1.0, 1.0],
-    ]  # sin, cos of 1, 1/100; of 0
-    torch.testing.assert_close(added, torch.tensor(want, dtype=torch.float64), rtol=0, atol=1e-9)
-    learned = small_model(d_model=4, encoding="learned-released", table_len=3).layers[0]
-    with torch.no_grad():
-        learned.places.copy_(torch.arange(12.0).view(3, 4))
-    assert learned.place(torch.zeros(1, 2, 4, dtype=torch.float64))[0].tolist() == [[4, 5, 6, 7], [8, 9, 10, 11]]
-    whole = small_model(d_model=4, encoding="learned", table_len=3).layers[0]
-    with torch.no_grad():
-        whole.places.copy_(learned.places)
-    full = torch.zeros(1, 3, 4, dtype=torch.float64)
-    assert torch.equal(learned.place(full), whole.place(full))
 
 
 @pytest.mark.parametrize("name", ["shaw", "learned"])

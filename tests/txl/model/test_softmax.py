@@ -181,14 +181,14 @@ def test_bad_targets() -> None:
         ({"cutoffs": (4, 31)}, "cutoffs must increase"),
         (
             {"cutoffs": CUTOFFS, "div_val": 4},
-            r"div_val = 4 makes bin 3 of 4 0 wide: d_embed = 16 is less than 4\^3 = 64",
+            r"div_val = 4 makes the last of 4 bins 0 wide: d_embed = 16 is less than 4\^3",
         ),
         ({"div_val": 2}, "div_val = 2 needs cutoffs"),
-        ({"tie_projs": "some"}, "tie_projs must be 'none', 'tail' or 'all', got 'some'"),
+        ({"tie_projs": "some"}, "tie_projs must be one of none, tail, all, got 'some'"),
         ({"tie_projs": "all", "tie_weight": False}, "tie_projs needs tie_weight"),
         (
             {"encoding": "rotary"},
-            "learned, learned-released, got 'rotary'",
+            "sinusoid, learned, got 'rotary'",
         ),
         ({"encoding": "shaw"}, "table_len must be given with encoding='shaw'"),
         ({"table_len": 3}, "table_len is for a learned encoding"),

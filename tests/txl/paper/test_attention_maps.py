@@ -19,9 +19,16 @@ from model_helpers import small_config, small_model
 from implementations.hugging_face import their_names
 from txl import TransformerXL
 from txl.errors import TxlError
-from txl.paper.attention_maps import Attention, Part, Terms, marked, read_terms, score_terms, show, write_page
+from txl.paper.attention_maps import (
+    Attention,
+    check_attention,
+    marked,
+    read_weights,
+    show,
+    weights_of_terms,
+    write_page,
+)
 from txl.text.vocabulary import ByteVocabulary, WordVocabulary
-from txl_kernels import rel_attention
 
 TEXT = np.random.default_rng(0).integers(0, 31, 60).astype(np.uint8)
 WINDOW = 9
@@ -36,21 +43,15 @@ def by_distance(weights: torch.Tensor, window: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("options", ENCODINGS)
-def test_the_terms_are_those_of_the_kernels_scores(options):
+def test_the_weights_are_the_kernels(options):
     torch.manual_seed(1)
     attention = small_model(**options).layers[0].attention
     x, memory = torch.randn(1, 5, 16).double(), torch.randn(1, WINDOW - 1 + 3, 16).double()
     with torch.no_grad():
-        terms = score_terms(attention, x, memory, WINDOW)
-        q, k, k_mem, r = attention.projections(x, memory)
-        _, lse = rel_attention(
-            q, k, k, r, *attention.biases(), (k_mem, k_mem), window=WINDOW, scale=attention.scale, return_lse=True
-        )
+        weights = weights_of_terms(attention, x, memory, WINDOW)["all"]
         attention.window = WINDOW
         expected = by_distance(attention.weights(x, memory)[0], WINDOW)
-    weights = (terms.score - lse[0].unsqueeze(-1)).exp()
     torch.testing.assert_close(weights, expected.double(), rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 5).double())
 
 
 def test_each_term_by_its_formula():
@@ -58,18 +59,22 @@ def test_each_term_by_its_formula():
     attention = small_model().layers[0].attention
     x, memory = torch.randn(1, 4, 16).double(), torch.randn(1, WINDOW - 1, 16).double()
     with torch.no_grad():
-        terms = score_terms(attention, x, memory, WINDOW)
+        weights = weights_of_terms(attention, x, memory, WINDOW)
         q, k, k_mem, r = attention.projections(x, memory)
         keys = torch.cat([k_mem, k], 2)[0]
         u, v = (bias.detach() for bias in attention.biases())
     for h in range(2):
         for i in range(4):
-            for d in range(WINDOW):
-                key, query = keys[h, WINDOW - 1 + i - d], q[0, h, i]
-                expected = [query @ key, query @ r[h, d], u[h] @ key, v[h] @ r[h, d]]
-                found = [terms.content[h, i, d], terms.content_position[h, i, d], terms.content_bias[h, i, d]]
-                for a, b in zip([*found, terms.position_bias[h, d]], expected, strict=True):
-                    assert float(a) == pytest.approx(float(b) / 8**0.5, rel=1e-12)
+            pairs = [(keys[h, WINDOW - 1 + i - d], r[h, d]) for d in range(WINDOW)]
+            terms = {
+                "a": [q[0, h, i] @ key for key, _ in pairs],
+                "b": [q[0, h, i] @ row for _, row in pairs],
+                "d": [v[h] @ row for _, row in pairs],
+                "all": [(q[0, h, i] + u[h]) @ key + (q[0, h, i] + v[h]) @ row for key, row in pairs],
+            }
+            for name, scores in terms.items():
+                expected = (torch.stack(scores) / 8**0.5).softmax(-1)
+                torch.testing.assert_close(weights[name][h, i], expected, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("segment", [1, 4, 7, 100])
@@ -77,10 +82,10 @@ def test_each_term_by_its_formula():
 def test_means_do_not_depend_on_segments_and_are_of_whole_windows(segment, zeros):
     model = small_model(initial_memory="zeros" if zeros else "empty")
     whole, parts = (Attention(2, 2, WINDOW) for _ in range(2))
-    for layers in read_terms(model, TEXT, 3, WINDOW, segment=len(TEXT)):
-        whole.add(layers)
-    for layers in read_terms(model, TEXT, 3, WINDOW, segment=segment):
-        parts.add(layers)
+    for first, layers in read_weights(model, TEXT, 3, WINDOW, segment=len(TEXT)):
+        whole.add(first, layers)
+    for first, layers in read_weights(model, TEXT, 3, WINDOW, segment=segment):
+        parts.add(first, layers)
     assert parts.queries == whole.queries == len(TEXT) - WINDOW + 1
     torch.testing.assert_close(parts.mean(), whole.mean(), rtol=1e-9, atol=1e-12)
     for term in "abd":
@@ -112,22 +117,20 @@ def test_the_mean_is_that_of_hugging_faces_attentions():
             total[3 * layer : 3 * layer + 3] += rows.sum(1).double()
         queries += len(part) - skipped
     attention = Attention(3, 3, window)
-    for layers in read_terms(model, text, 7, window, segment=11):
-        attention.add(layers)
+    for first, layers in read_weights(model, text, 7, window, segment=11):
+        attention.add(first, layers)
     assert attention.queries == queries == 34
     torch.testing.assert_close(attention.mean(), total / queries, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"pre_norm": True}, {"clamp_len": 3}, {"untie_r": True, "pre_norm": True}])
-@pytest.mark.parametrize("clamp_len", [None, 4])
-def test_means_query_by_query(options, clamp_len):
+def test_means_query_by_query(options):
     model = small_model(**options)
     attention = Attention(2, 2, WINDOW)
-    for layers in read_terms(model, TEXT, 3, WINDOW, clamp_len, segment=7):
-        attention.add(layers)
+    for first, layers in read_weights(model, TEXT, 3, WINDOW, segment=7):
+        attention.add(first, layers)
     for block in model.layers:
         block.attention.window = WINDOW
-        block.attention.clamp_len = clamp_len or block.attention.clamp_len
     inputs = torch.cat([torch.tensor([3]), torch.from_numpy(TEXT[:-1].astype(np.int64))]).unsqueeze(0)
     sums = torch.zeros(4, 4, WINDOW).double()
     with torch.no_grad():
@@ -151,13 +154,12 @@ def test_means_query_by_query(options, clamp_len):
 def test_a_moment_is_what_the_text_has_there():
     model = small_model()
     moment = Attention(2, 2, WINDOW, 30, 12)
-    parts = list(read_terms(model, TEXT, 3, WINDOW, segment=7))
-    for layers in parts:
-        moment.add(layers)
-    (whole,) = read_terms(model, TEXT, 3, WINDOW, segment=len(TEXT))
-    for part in whole:
-        expected = part.terms.score.softmax(-1)[:, 30 - WINDOW + 1 : 42 - WINDOW + 1]
-        torch.testing.assert_close(moment.weights[2 * part.layer : 2 * part.layer + 2], expected.float())
+    for first, layers in read_weights(model, TEXT, 3, WINDOW, segment=7):
+        moment.add(first, layers)
+    ((first, whole),) = read_weights(model, TEXT, 3, WINDOW, segment=len(TEXT))
+    for n, weights in enumerate(whole):
+        expected = weights["all"][:, 30 - first : 42 - first]
+        torch.testing.assert_close(moment.weights[2 * n : 2 * n + 2], expected.float())
 
 
 def test_the_largest_fifth_of_a_row_is_marked():
@@ -174,20 +176,14 @@ def test_the_largest_fifth_of_a_row_is_marked():
 
 def test_the_widest_head_is_the_most_even_one():
     attention = Attention(2, 2, 4)
-    even, sharp = torch.zeros(1, 4), torch.tensor([[9.0, 0, 0, 0]])
-    scores = torch.stack([sharp, even])
-
-    def part(layer, scores):
-        return Part(layer, 0, Terms(scores, torch.zeros_like(scores), torch.zeros_like(scores), torch.zeros(2, 4)))
-
-    attention.add([part(0, scores), part(1, scores.flip(0))])
+    weights = torch.tensor([[[0.7, 0.1, 0.1, 0.1]], [[0.25] * 4]])
+    attention.add(0, [{"all": weights}, {"all": weights.flip(0)}])
     assert (attention.widest(0), attention.widest(1)) == (1, 2)
 
 
 def test_what_is_not_finite_is_refused():
     attention = Attention(1, 1, 4)
-    scores = torch.full((1, 1, 4), torch.nan)
-    attention.add([Part(0, 0, Terms(scores, scores, scores, torch.zeros(1, 4)))])
+    attention.add(0, [{"all": torch.full((1, 1, 4), torch.nan)}])
     with pytest.raises(TxlError, match="the attention is not finite"):
         attention.mean()
 
@@ -197,19 +193,17 @@ def test_what_is_not_finite_is_refused():
     [
         ({}, {"window": 61}, "the text has 60 tokens, fewer than a window of 61"),
         ({}, {"window": 0}, "window and segment must be >= 1, got 0"),
-        ({}, {"clamp_len": 0}, "clamp_len must be None or >= 1"),
         ({"mem_len": 0, "encoding": "sinusoid"}, {}, "encoding 'sinusoid' has no positions in its scores"),
         (
             {"mem_len": 0, "encoding": "learned", "table_len": 9},
             {},
             "encoding 'learned' has no positions in its scores",
         ),
-        ({"encoding": "shaw", "table_len": 9}, {"clamp_len": 3}, "clamp_len is for encoding 'relative'"),
     ],
 )
 def test_refusals(options, arguments, words):
     with pytest.raises(TxlError, match=words):
-        next(read_terms(small_model(**options), TEXT, 0, **({"window": 8} | arguments)))
+        next(read_weights(check_attention(small_model(**options)), TEXT, 0, **({"window": 8} | arguments)))
 
 
 def test_no_query_no_mean():
@@ -221,7 +215,7 @@ PROGRAM = """
 import re, sys
 import numpy as np, torch
 from txl import ModelConfig, TransformerXL
-from txl.paper.attention_maps import Attention, read_terms
+from txl.paper.attention_maps import Attention, read_weights
 def peak():
     return int(re.search("VmHWM:\\s*([0-9]+) kB", open("/proc/self/status").read())[1])
 torch.manual_seed(0)
@@ -229,8 +223,8 @@ sizes = dict(n_layer=2, d_model=32, n_head=4, d_head=8, d_inner=32, mem_len=64, 
 model = TransformerXL(ModelConfig(vocab_size=50, **sizes))
 tokens = np.random.default_rng(0).integers(0, 50, 60_000).astype(np.uint8)
 attention = Attention(2, 4, 128, 500, 16)
-for n, layers in enumerate(read_terms(model, tokens, 0, 128)):
-    attention.add(layers)
+for n, (first, layers) in enumerate(read_weights(model, tokens, 0, 128)):
+    attention.add(first, layers)
     if n == 30:
         early = peak()
 print(attention.queries, peak() - early)

@@ -68,7 +68,7 @@ def test_a_trainer_cuts_streams_as_its_configuration_says(tmp_path, corpus: Corp
     every = trainer(tmp_path / "a", corpus).batches.streams
     fewer = trainer(tmp_path / "b", corpus, streams="released").batches.streams
     assert (every.stream_len, fewer.stream_len) == ((count - 1) // 4, count // 4 - 1)
-    with pytest.raises(TxlError, match="streams must be all, released, got 'some'"):
+    with pytest.raises(TxlError, match="streams must be one of all, released, got 'some'"):
         TrainConfig(streams="some")  # type: ignore[arg-type]
 
 
