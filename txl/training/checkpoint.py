@@ -50,8 +50,6 @@ class State:
         train: the `TrainConfig`. corpus: fingerprint of the corpus.
         attn_len, segment: as in `Checkpoint`. ranks: number of processes.
         averaging: whether averaging of the weights has begun.
-        attention_dropout: name of the generator of dropout bits; "" in checkpoints of earlier
-            versions.
         validation_due: whether the run ended before the validation that is due at this step.
         valid: validation loss of a best checkpoint. imported, averaged: origin of a checkpoint made
             from others.
@@ -66,7 +64,6 @@ class State:
     ranks: int = 1
     losses: tuple[float, ...] = ()
     averaging: bool = False
-    attention_dropout: str = ""
     validation_due: bool = False
     valid: float = math.inf
     imported: str = ""

@@ -146,10 +146,8 @@ class TrainConfig:
     def from_json(cls, values: dict[str, Any]) -> "TrainConfig":
         """Make the options from JSON; raise TxlError for an unknown field or a value of the wrong
         type."""
-        if values.get("offload_memory") is True:
-            raise TxlError("offload_memory is an option of earlier versions; finish the run with the one that began it")
         try:
-            return cls(**{name: x for name, x in values.items() if name != "offload_memory"})
+            return cls(**values)
         except (TypeError, ValueError) as error:
             raise TxlError(f"the options of training are damaged: {error}") from error
 

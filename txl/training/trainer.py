@@ -5,7 +5,6 @@ import hashlib
 import math
 import os
 import time
-import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +26,6 @@ from txl.training import run as runs
 from txl.training.checkpoint import Checkpoint
 from txl.training.config import TrainConfig, learning_rate
 from txl.training.update import Batches, NotFinite, Updated, Updater
-from txl_kernels.call import DROPOUT_BITS
 
 _DAMAGED = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)
 _SETTLED = 0.05  # fraction of the given time that must pass before step times are used
@@ -311,7 +309,6 @@ class Trainer:
         state: dict[str, Any] = {"step": self.step, "best_loss": self.best_loss, "train": self.config.to_json()}
         state |= {"corpus": self.corpus.fingerprint, "attn_len": self.attn_len, "segment": self.segment}
         state |= {"validation_due": self.validation_due, "ranks": self.world.size}
-        state |= {"attention_dropout": DROPOUT_BITS}
         return state | {"losses": average.losses, "averaging": average.started}
 
     def _rng(self) -> dict[str, Tensor]:
@@ -342,8 +339,6 @@ class Trainer:
             raise _damaged(saved, error) from error
         self.saved_step = self.step
         if self.world.first:
-            _tell_other_warm_up(saved, self.config)
-            _tell_other_dropout(saved, getattr(self.model.config, "attn_dropout", 0.0))
             runs.truncate_log(self.folder / "log.jsonl", self.step, not self.validation_due)
 
     def _open(self) -> Checkpoint:
@@ -395,28 +390,6 @@ def _rng_name(world: World) -> str:
 def _damaged(saved: Checkpoint, error: Exception) -> TxlError:
     said = str(error) if isinstance(error, TxlError) else f"{type(error).__name__}: {error}"
     return TxlError(f"{saved.path}: the checkpoint is damaged: {said}")
-
-
-def _tell_other_warm_up(saved: Checkpoint, config: TrainConfig) -> None:
-    """Warn if an earlier version began this warm-up, whose rates were one update ahead of this
-    version's."""
-    step, warmup = saved.state["step"], config.warmup_updates
-    if config.schedule == "cosine-released" and "streams" not in saved.state["train"] and step < warmup:
-        warnings.warn(
-            f"{saved.path}: an earlier version began the warm-up of schedule 'cosine-released' one update ahead of the "
-            f"released code; updates {step + 1} to {warmup} take its rates",
-            stacklevel=2,
-        )
-
-
-def _tell_other_dropout(saved: Checkpoint, rate: float) -> None:
-    """Warn if the run was begun by a version with another generator of attention-dropout bits."""
-    if rate and saved.state.get("attention_dropout") != DROPOUT_BITS:
-        warnings.warn(
-            f"{saved.path}: an earlier version drew other bits for attention dropout; the run goes on with those of "
-            f"this one, {DROPOUT_BITS}, and is not bit for bit what it would have been",
-            stacklevel=2,
-        )
 
 
 def _check_fit(model: Config, training: TrainConfig, segment: int) -> None:
