@@ -51,8 +51,7 @@ class State:
         attn_len, segment: as in `Checkpoint`. ranks: number of processes.
         averaging: whether averaging of the weights has begun.
         validation_due: whether the run ended before the validation that is due at this step.
-        valid: validation loss of a best checkpoint. imported, averaged: origin of a checkpoint made
-            from others.
+        valid: validation loss of a best checkpoint. imported: origin of an imported one.
     """
 
     step: int = 0
@@ -67,7 +66,6 @@ class State:
     validation_due: bool = False
     valid: float = math.inf
     imported: str = ""
-    averaged: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if math.isnan(self.best_loss):

@@ -160,7 +160,6 @@ sys.stdin.read()
         "train --run {run} --resume",
         "demo --run {run} --data {text}",
         "prepare {run}/corpus --data {text}",
-        "average {other} {other} --out {run}/mean.safetensors",
     ],
 )
 def test_nothing_of_a_run_is_touched_while_another_trains_it(
@@ -175,7 +174,7 @@ def test_nothing_of_a_run_is_touched_while_another_trains_it(
     before = {path: path.read_bytes() for path in sorted(held.rglob("*")) if path.is_file()}
     with subprocess.Popen([sys.executable, "-c", HELD, held], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"held\n"
-        done = txl(*command.format(run=held, text=other, other=run).split())
+        done = txl(*command.format(run=held, text=other).split())
         holder.stdin.close()
     one_line(done, f"{held}: another process is training there")
     assert {path: path.read_bytes() for path in sorted(held.rglob("*")) if path.is_file()} == before
@@ -206,24 +205,26 @@ checkpoint.export({str(run)!r}, Path({str(tmp_path / "out")!r}))
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(list(tmp_path.iterdir())) == 1
     assert not (tmp_path / "out").exists()
-    assert txl("export", run, tmp_path / "out", "--format", "huggingface").returncode == 0
+    assert txl("export", run, tmp_path / "out").returncode == 0
     assert os.listdir(tmp_path) == ["out"]
     assert sorted(os.listdir(tmp_path / "out")) == ["config.json", "model.safetensors", "vocab.txt"]
 
 
-def test_what_a_killed_average_leaves_goes(txl: Run, run: Path, tmp_path: Path) -> None:
+def test_what_a_killed_import_leaves_goes(txl: Run, run: Path, tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    assert txl("export", run, source).returncode == 0
     program = f"""
 import os, signal, sys
 os.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
-sys.argv = ["txl", "average", {str(run)!r}, {str(run)!r}, "--out", {str(tmp_path / "a.safetensors")!r}]
+sys.argv = ["txl", "import", {str(source)!r}, {str(out / "a.safetensors")!r}]
 from txl.commands import cli
 cli.main()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert len(list(tmp_path.iterdir())) == 1
-    assert txl("average", run, run, "--out", tmp_path / "b.safetensors").returncode == 0
-    assert os.listdir(tmp_path) == ["b.safetensors"]
+    assert len(list(out.iterdir())) == 1
+    assert txl("import", source, out / "b.safetensors").returncode == 0
+    assert os.listdir(out) == ["b.safetensors"]
 
 
 @pytest.mark.parametrize("command", ["txl_kernels", "txl generate {run} --count 3"])
