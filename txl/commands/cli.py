@@ -18,7 +18,7 @@ import typer.main
 
 import txl_kernels
 from txl.commands.console import discard, one_line, tell
-from txl.errors import NEEDED, Interrupted, TxlError
+from txl.errors import Interrupted, TxlError
 
 COMMANDS = {
     "prepare": (
@@ -135,8 +135,6 @@ def main() -> None:
         discard(sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name in NEEDED:
-            raise  # `txl.__main__` reports how to install it
         known = _reason(error)
         if known is None:
             _report_unforeseen(error)
