@@ -20,7 +20,7 @@ from txl.model.config import Config, config_from_json
 from txl.paths import AnyPath, replaced
 from txl.text.vocabulary import Vocabulary, from_file
 
-FORMAT = "txl-2"
+FORMAT = "txl-3"
 VOCABULARY = "vocabulary"  # content of the vocabulary's file, stored as a tensor because a header must stay small
 BEST, LAST = "best.safetensors", "last.safetensors"  # of a run: the lowest validation loss, and the one to resume from
 MOST_COUNT = 2**53  # maximum number of updates or tokens
@@ -50,7 +50,6 @@ class State:
         train: the `TrainConfig`. corpus: fingerprint of the corpus.
         attn_len, segment: as in `Checkpoint`. ranks: number of processes.
         averaging: whether averaging of the weights has begun.
-        validation_due: whether the run ended before the validation that is due at this step.
         valid: validation loss of a best checkpoint. imported: origin of an imported one.
     """
 
@@ -63,7 +62,6 @@ class State:
     ranks: int = 1
     losses: tuple[float, ...] = ()
     averaging: bool = False
-    validation_due: bool = False
     valid: float = math.inf
     imported: str = ""
 

@@ -48,7 +48,7 @@ class TrainConfig:
         intermediate_losses: add the loss of a prediction from layer l of n during the first l / 2n
             of the updates (Al-Rfou et al. 2018).
         eval_tokens: tokens of the validation split scored at each validation; None for all.
-        save_every: updates between checkpoints; one is also written at the end and on Ctrl-C.
+        save_every: updates between checkpoints; one is also written at validations and on Ctrl-C.
         precision: "fp32"; "bf16", by torch.autocast; "auto": bf16 on a GPU with native bfloat16,
             else fp32. On a CPU the commands resolve "auto" (`txl.training.timing.with_precision`).
         compile: compile the layers with torch.compile. recompute: recompute each layer's

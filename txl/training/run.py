@@ -178,12 +178,9 @@ def read_log(path: AnyPath) -> tuple[list[dict[str, Any]], int]:
     return found, damaged
 
 
-def truncate_log(path: Path, step: int, validated: bool = True) -> None:
+def truncate_log(path: Path, step: int) -> None:
     """Remove from a log what a killed run wrote after its last checkpoint, including an incomplete
     line.
-
-    validated: False if the validation at this step will be repeated, so that its entry is removed
-    too.
 
     If the log has damaged lines, a copy is kept as `log.damaged.jsonl`, with a warning.
     """
@@ -192,5 +189,5 @@ def truncate_log(path: Path, step: int, validated: bool = True) -> None:
         kept = path.with_name("log.damaged.jsonl")
         os.replace(path, kept)
         warnings.warn(f"{path}: {damaged} damaged lines were dropped; the file as it was is {kept.name}", stacklevel=2)
-    done = [e for e in entries if e["step"] < step or (e["step"] == step and (validated or "valid_loss" not in e))]
+    done = [e for e in entries if e["step"] <= step]
     replace_text(path, "".join(json.dumps(entry) + "\n" for entry in done))

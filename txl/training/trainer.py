@@ -109,7 +109,7 @@ class Trainer:
         self.saved_step: int | None = None
         self.attn_len = model_config.attn_len(self.segment)
         self.best_loss = math.inf
-        self.stop_requested = self.validation_due = False
+        self.stop_requested = False
         if resume:
             self._restore()
         elif not world.first:
@@ -173,10 +173,6 @@ class Trainer:
             TxlError: loss or gradient are no longer finite, or a checkpoint cannot be written.
         """
         began, first = time.perf_counter(), self.step
-        if self.validation_due:  # the run was interrupted before this validation
-            self.validation_due = False
-            self._evaluate(report)
-            self.save()
         since, updates = time.perf_counter(), 0
         while self.step < (c := self.config).steps:
             updated = self._update()
@@ -193,25 +189,18 @@ class Trainer:
                 entry |= {"lr": rate_of_learning, "tokens_per_s": rate}
                 self._log(entry, report)
                 since, updates = now, 0
-            # With several processes, only the exchanged flag counts: a process's own may have been
-            # set since.
-            stop = self.stop_requested if self.world.size == 1 else updated.stop
-            # a validation that is due would take its time, so it is left to the resumed run
-            if stop and self.step < c.steps:
-                self.validation_due = self.step % c.eval_every == 0
-                self.save()
-                raise Interrupted
-            if self.step % c.eval_every == 0 or self.step == c.steps:
+            validates = self.step % c.eval_every == 0 or self.step == c.steps
+            if validates:
                 paused = time.perf_counter()
-                if self.saved_step is None:
-                    # written first, so that the run can be resumed if it ends during the validation
-                    self.validation_due = True
-                    self.save()
-                    self.validation_due = False
                 self._evaluate(report)
                 since += time.perf_counter() - paused
-            if self.step % c.save_every == 0 or self.step == c.steps:
+            # With several processes, only the exchanged flag counts: a process's own may have been
+            # set since.
+            stop = (self.stop_requested if self.world.size == 1 else updated.stop) and self.step < c.steps
+            if validates or stop or self.step % c.save_every == 0:
                 self.save()
+            if stop:
+                raise Interrupted
 
     def _follow_clock(self, first: int, taken: float, seconds: float) -> TrainConfig:
         """Set `config.steps` to the number that fits into `seconds`, given the seconds `taken`
@@ -308,7 +297,7 @@ class Trainer:
         average = self.updater.average
         state: dict[str, Any] = {"step": self.step, "best_loss": self.best_loss, "train": self.config.to_json()}
         state |= {"corpus": self.corpus.fingerprint, "attn_len": self.attn_len, "segment": self.segment}
-        state |= {"validation_due": self.validation_due, "ranks": self.world.size}
+        state |= {"ranks": self.world.size}
         return state | {"losses": average.losses, "averaging": average.started}
 
     def _rng(self) -> dict[str, Tensor]:
@@ -339,7 +328,7 @@ class Trainer:
             raise _damaged(saved, error) from error
         self.saved_step = self.step
         if self.world.first:
-            runs.truncate_log(self.folder / "log.jsonl", self.step, not self.validation_due)
+            runs.truncate_log(self.folder / "log.jsonl", self.step)
 
     def _open(self) -> Checkpoint:
         """Read the newest checkpoint and check that it belongs to this run."""
@@ -373,7 +362,6 @@ class Trainer:
         self.updater.load_state_dict(saved)
         self.batches.load_state_dict(saved)
         self.step, self.best_loss = saved.state["step"], saved.state["best_loss"]
-        self.validation_due = bool(saved.state["validation_due"])
         if saved.state.get("ranks", 1) != self.world.size:
             self._seed_anew()
             return

@@ -223,7 +223,7 @@ FORGED: list[tuple[str, object]] = [
     ("state.attn_len", 10**30), ("state.attn_len", 1.5), ("state.segment", None), ("state.segment", [3]),
     ("state.step", -1), ("state.step", True), ("state.step", None), ("state.best_loss", "low"),
     ("state.best_loss", float("nan")), ("state.best_loss", 10**400), ("state.train", []), ("state.corpus", 3),
-    ("state.ranks", 0), ("state.ranks", "2"), ("state.validation_due", "no"), ("state.losses", "abc"),
+    ("state.ranks", 0), ("state.ranks", "2"), ("state.losses", "abc"),
     ("state.losses", [None]), ("state.averaging", 1), ("vocabulary", None), ("vocabulary", []),
     ("vocabulary.unit", None), ("vocabulary.unit", "letters"), ("vocabulary.dropped", 10**15),
     ("vocabulary.dropped", [300]), ("vocabulary.dropped", None), ("format", None), ("format", 2),
