@@ -19,6 +19,7 @@ from txl.model import Network, make_network
 from txl.model.config import Config, config_from_json
 from txl.paths import AnyPath, replaced
 from txl.text.vocabulary import Vocabulary, from_file
+from txl.training.config import TrainConfig
 
 FORMAT = "txl-3"
 VOCABULARY = "vocabulary"  # content of the vocabulary's file, stored as a tensor because a header must stay small
@@ -68,6 +69,8 @@ class State:
     def __post_init__(self) -> None:
         if math.isnan(self.best_loss):
             raise TxlError("best_loss must be a number, got nan")
+        if self.train:
+            TrainConfig.from_json(self.train)
         for name, minimum in (("step", 0), ("attn_len", 1), ("segment", 1), ("ranks", 1)):
             value = getattr(self, name)
             if not minimum <= value <= MOST_COUNT:

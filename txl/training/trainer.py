@@ -1,7 +1,6 @@
 """The trainer: updates, validations and checkpoints of a run, which can be resumed bit for bit."""
 
 import dataclasses
-import hashlib
 import math
 import os
 import time
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl.distributed import SharedError, World, agree_on
+from txl.distributed import World, agree_on
 from txl.errors import Interrupted, TxlError
 from txl.evaluation.evaluate import Reading, Score, Sizes, evaluate, perplexity, resolve
 from txl.model import Network, make_network
@@ -25,7 +24,7 @@ from txl.training import checkpoint as checkpoints
 from txl.training import run as runs
 from txl.training.checkpoint import Checkpoint
 from txl.training.config import TrainConfig, learning_rate
-from txl.training.update import Batches, NotFinite, Updated, Updater
+from txl.training.update import Batches, Updated, Updater
 
 _DAMAGED = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)
 _SETTLED = 0.05  # fraction of the given time that must pass before step times are used
@@ -215,17 +214,9 @@ class Trainer:
         return self.config
 
     def _update(self) -> Updated:
-        try:
-            updated = self.updater.update(self.step, self.batches, lambda: self.stop_requested)
-        except NotFinite as error:  # raised in all processes
-            raise SharedError(f"{error} at step {self.step + 1}; {self._last_good()}", 0) from error
+        updated = self.updater.update(self.step, self.batches, lambda: self.stop_requested)
         self.step += 1
         return updated
-
-    def _last_good(self) -> str:
-        if self.saved_step is None:
-            return "no checkpoint had been written yet"
-        return f"the last good checkpoint is {self.last} (step {self.saved_step})"
 
     def _score(self, model: Network) -> Score:
         """Score the validation split at training's longest attention length, in the first
@@ -302,16 +293,15 @@ class Trainer:
 
     def _rng(self) -> dict[str, Tensor]:
         """Return the states of this process's random generators."""
-        own = {f"{_rng_name(self.world)}.cpu": torch.get_rng_state()}
+        own = {f"rng.{self.world.rank}.cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
-            own[f"{_rng_name(self.world)}.cuda"] = torch.cuda.get_rng_state(self.device)
+            own[f"rng.{self.world.rank}.cuda"] = torch.cuda.get_rng_state(self.device)
         return own
 
     def _seed_anew(self) -> None:
         """Seed this process's random generators differently from those of all other processes and
         steps."""
-        given = f"{self.config.seed} {self.step} {self.world.rank} {self.world.size}".encode()
-        torch.manual_seed(int.from_bytes(hashlib.sha256(given).digest()[:7], "little"))
+        torch.manual_seed((self.config.seed + 1_000_003 * self.step + self.world.rank) % 2**63)
 
     def _restore(self) -> None:
         """Resume the run from its newest checkpoint.
@@ -320,64 +310,42 @@ class Trainer:
             TxlError: there is none, it is damaged, or it has other options or another corpus.
         """
         with self.world.together():
-            saved = self._open()
-        self.world.agree({"the checkpoint to resume from": f"{saved.path.name}, {saved.digest[:16]}"})
-        try:
-            self._take_up(saved)
-        except _DAMAGED as error:
-            raise _damaged(saved, error) from error
+            saved = checkpoints.load(self.last)
+            state = saved.state
+            if "train" not in state:
+                raise TxlError(f"{saved.path}: holds parameters only (a best checkpoint?); it cannot be resumed")
+            self.world.agree({"the checkpoint to resume from": f"{saved.path.name}, {saved.digest[:16]}"})
+            try:
+                runs.refuse_changes(self.folder, "model", saved.config.to_json(), self.model.config.to_json())
+                runs.refuse_changes(self.folder, "training", state["train"], self.config.to_json(), runs.CHANGEABLE)
+                if state["corpus"] != self.corpus.fingerprint:
+                    raise TxlError(
+                        f"{self.folder}: cannot resume on another text: {self.corpus.folder} is not what it was trained on"
+                    )
+                if self.config.steps < state["step"]:
+                    raise TxlError(
+                        f"{self.folder}: steps is {self.config.steps}, but {state['step']} updates are done already"
+                    )
+                self.updater.load_state_dict(saved)
+                self.batches.load_state_dict(saved)
+                self.step, self.best_loss = state["step"], state["best_loss"]
+                self._restore_rng(saved)
+            except _DAMAGED as error:
+                raise TxlError(f"{saved.path}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
         self.saved_step = self.step
         if self.world.first:
             runs.truncate_log(self.folder / "log.jsonl", self.step)
 
-    def _open(self) -> Checkpoint:
-        """Read the newest checkpoint and check that it belongs to this run."""
-        saved = checkpoints.load(self.last)
-        if "train" not in saved.state:
-            raise TxlError(f"{saved.path}: holds parameters only (a best checkpoint?); it cannot be resumed")
-        try:
-            self._refuse_others(saved)
-        except _DAMAGED as error:
-            raise _damaged(saved, error) from error
-        return saved
-
-    def _refuse_others(self, saved: Checkpoint) -> None:
-        """Raise TxlError if the checkpoint has other options or another corpus."""
-        try:
-            before = TrainConfig.from_json(saved.state["train"]).to_json()  # with defaults for options added since
-        except TxlError as error:
-            raise _damaged(saved, error) from error
-        runs.refuse_changes(self.folder, "model", saved.config.to_json(), self.model.config.to_json())
-        runs.refuse_changes(self.folder, "training", before, self.config.to_json(), runs.CHANGEABLE)
-        if saved.state["corpus"] != self.corpus.fingerprint:
-            raise TxlError(
-                f"{self.folder}: cannot resume on another text: {self.corpus.folder} is not what it was trained on"
-            )
-        if self.config.steps < saved.state["step"]:
-            raise TxlError(
-                f"{self.folder}: steps is {self.config.steps}, but {saved.state['step']} updates are done already"
-            )
-
-    def _take_up(self, saved: Checkpoint) -> None:
-        self.updater.load_state_dict(saved)
-        self.batches.load_state_dict(saved)
-        self.step, self.best_loss = saved.state["step"], saved.state["best_loss"]
-        if saved.state.get("ranks", 1) != self.world.size:
+    def _restore_rng(self, saved: Checkpoint) -> None:
+        """Set the states of this process's random generators, or seed them where the number of
+        processes differs from before."""
+        if saved.state["ranks"] != self.world.size:
             self._seed_anew()
             return
-        name = _rng_name(self.world)
-        torch.set_rng_state(saved.tensors[f"{name}.cpu"])
-        if f"{name}.cuda" in saved.tensors and self.device.type == "cuda":
-            torch.cuda.set_rng_state(saved.tensors[f"{name}.cuda"], self.device)
-
-
-def _rng_name(world: World) -> str:
-    return "rng" if world.first else f"rng.{world.rank}"
-
-
-def _damaged(saved: Checkpoint, error: Exception) -> TxlError:
-    said = str(error) if isinstance(error, TxlError) else f"{type(error).__name__}: {error}"
-    return TxlError(f"{saved.path}: the checkpoint is damaged: {said}")
+        torch.set_rng_state(saved.tensors[f"rng.{self.world.rank}.cpu"])
+        on_device = saved.tensors.get(f"rng.{self.world.rank}.cuda")
+        if on_device is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(on_device, self.device)
 
 
 def _check_fit(model: Config, training: TrainConfig, segment: int) -> None:

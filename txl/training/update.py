@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from txl.distributed import World
+from txl.distributed import SharedError, World
 from txl.errors import TxlError
 from txl.model import Network, as_transformer
 from txl.model.adaptive import IGNORED, AdaptiveSoftmax
@@ -259,10 +259,6 @@ def is_due(losses: Sequence[float], loss: float, patience: int) -> bool:
     return len(losses) > patience and loss > min(losses[:-patience])
 
 
-class NotFinite(Exception):
-    """A loss or gradient is infinite or NaN; raised in all processes."""
-
-
 class Updated(NamedTuple):
     """Mean loss in nats, norm of the gradient before clipping, and whether any process asks to
     stop."""
@@ -296,7 +292,7 @@ class Updater:
         stop.
 
         Raises:
-            NotFinite: the loss or gradient is not finite; nothing was changed.
+            SharedError: the loss or gradient is not finite; nothing was changed.
         """
         c, module = self.config, self.module
         self.network.train()
@@ -322,8 +318,9 @@ class Updater:
         total, stops, length = torch.cat([told, norm.to(told.dtype).reshape(1)]).tolist()
         total /= self.world.size
         if not math.isfinite(total) or not math.isfinite(length):
-            raise NotFinite(
-                f"the loss became {total}" if not math.isfinite(total) else f"the gradient's norm became {length}"
+            what = f"the loss became {total}" if not math.isfinite(total) else f"the gradient's norm became {length}"
+            raise SharedError(
+                f"{what} at step {step + 1}; the run's last checkpoint, if there is one, is from before", 0
             )
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:

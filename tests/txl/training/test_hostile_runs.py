@@ -163,7 +163,7 @@ def no_memory(header: dict, tensors: dict) -> None:
 
 
 def no_rng(header: dict, tensors: dict) -> None:
-    tensors["rng.cpu"] = torch.zeros(4)
+    tensors["rng.0.cpu"] = torch.zeros(4)
 
 
 def optimizer_of_no_parameter(header: dict, tensors: dict) -> None:
