@@ -31,16 +31,6 @@ _DTYPES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Header:
-    """JSON in a checkpoint's header."""
-
-    format: str
-    config: dict[str, Any]
-    state: dict[str, Any]
-    vocabulary: dict[str, Any]
-
-
 @dataclass(frozen=True, kw_only=True)
 class State:
     """The state of a run in a checkpoint; checkpoints of other origin hold only some of the fields.
@@ -51,7 +41,6 @@ class State:
         train: the `TrainConfig`. corpus: fingerprint of the corpus.
         attn_len, segment: as in `Checkpoint`. ranks: number of processes.
         averaging: whether averaging of the weights has begun.
-        valid: validation loss of a best checkpoint. imported: origin of an imported one.
     """
 
     step: int = 0
@@ -63,8 +52,6 @@ class State:
     ranks: int = 1
     losses: tuple[float, ...] = ()
     averaging: bool = False
-    valid: float = math.inf
-    imported: str = ""
 
     def __post_init__(self) -> None:
         if math.isnan(self.best_loss):
@@ -115,10 +102,14 @@ def _read_header(path: Path, header: Any, written: Tensor) -> tuple[Config, Voca
     Raises:
         TxlError: the checkpoint is of another version, or damaged; the message names the field.
     """
-    if isinstance(header, dict) and isinstance(header.get("format"), str) and header["format"] != FORMAT:
-        raise TxlError(f"{path}: checkpoint format {header['format']!r} is not {FORMAT!r} of this version")
+    found = header.get("format") if isinstance(header, dict) else None
+    if found != FORMAT:
+        raise TxlError(f"{path}: checkpoint format {found!r} is not {FORMAT!r} of this version")
     try:
-        from_values(State, from_values(Header, header).state)
+        for name in ("config", "state", "vocabulary"):
+            if not isinstance(header.get(name), dict):
+                raise TxlError(f"{name} must be an object, got {header.get(name)!r:.40}")
+        from_values(State, header["state"])
         if written.dtype != torch.uint8:
             raise TxlError(f"{VOCABULARY} must be a tensor of uint8, got {written.dtype}")
         vocabulary = from_file(written.numpy().tobytes(), header["vocabulary"])

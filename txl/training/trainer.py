@@ -245,7 +245,7 @@ class Trainer:
         self._log(entry, report)
         if score.nats < self.best_loss:
             self.best_loss = score.nats
-            state = {"step": self.step, "valid": score.nats, "attn_len": self.attn_len, "segment": self.segment}
+            state = {"step": self.step, "attn_len": self.attn_len, "segment": self.segment}
             with self.world.together():
                 if self.world.first:
                     checkpoints.save(self.best, model, self.corpus.vocabulary, state, {})

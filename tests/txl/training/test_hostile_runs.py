@@ -239,7 +239,7 @@ def test_forged_headers_are_damage_and_the_field_is_named(finished: Path, field:
         header[last] = value
 
     rewritten(finished / "best.safetensors", forge)
-    with pytest.raises(TxlError, match=r"best\.safetensors: the checkpoint is damaged: ") as raised:
+    with pytest.raises(TxlError, match=r"best\.safetensors: (the checkpoint is damaged: |checkpoint format)") as raised:
         txl.load(finished)
     assert field.rsplit(".", 1)[-1] in str(raised.value)
 
