@@ -47,48 +47,6 @@ def layers_that_predict(n_layer: int, done: float) -> range:
     return range(int(2 * n_layer * done), n_layer - 1)
 
 
-def segment_loss(
-    model: Network,
-    tokens: Tensor,
-    targets: Tensor,
-    memory: HiddenMemory | None,
-    *,
-    ext_len: int = 0,
-    intermediate: range = range(0),
-) -> SegmentLoss:
-    """Compute the mean loss over the targets plus the auxiliary losses that are switched on.
-
-    Args:
-        tokens: [B, E + L], context of E tokens that were read before, then the segment.
-        targets: [B, L], the tokens that follow the last L of `tokens`.
-        memory: see `TransformerXL.read`.
-        ext_len: tokens at the end that the next segment reads again.
-        intermediate: indices of layers below the last whose predictions are trained too.
-    """
-    scored = targets.size(1)
-    states = model.read(tokens, memory, ext_len=ext_len)
-
-    def mean(softmax: AdaptiveSoftmax, hidden: Tensor, wanted: Tensor) -> Tensor:
-        nll = softmax.nll(hidden, wanted)
-        return nll.sum() / (wanted != IGNORED).sum().clamp(min=1)
-
-    def predicted(hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of the next token, and that loss plus the weighted loss of the token
-        after it if the model has a second softmax."""
-        hidden = hidden[:, -scored:]
-        first = mean(model.softmax, hidden, targets)
-        if model.second_softmax is None:
-            return first, first
-        # The second target of the last token is in the next segment. A segment of one token has no
-        # second target, but the softmax is computed so that every parameter gets a gradient.
-        return first, first + SECOND_TARGET_WEIGHT * mean(model.second_softmax, hidden[:, :-1], targets[:, 1:])
-
-    nll, total = predicted(states.hidden)
-    for i in intermediate:
-        total = total + predicted(as_transformer(model, "a loss of lower layers").finish(states.layers[i]))[1]
-    return SegmentLoss(total, nll.detach(), states.memory)
-
-
 class SegmentTraining(nn.Module):
     """A network whose forward returns the loss of a segment, because DDP hooks into forward."""
 
@@ -97,10 +55,45 @@ class SegmentTraining(nn.Module):
         self.network = network
 
     def forward(
-        self, tokens: Tensor, targets: Tensor, memory: HiddenMemory | None, ext_len: int, intermediate: range
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        memory: HiddenMemory | None,
+        ext_len: int = 0,
+        intermediate: Sequence[int] = (),
     ) -> SegmentLoss:
-        """Compute `segment_loss` of the network."""
-        return segment_loss(self.network, tokens, targets, memory, ext_len=ext_len, intermediate=intermediate)
+        """Compute the mean loss over the targets plus the auxiliary losses that are switched on.
+
+        Args:
+            tokens: [B, E + L], context of E tokens that were read before, then the segment.
+            targets: [B, L], the tokens that follow the last L of `tokens`.
+            memory: see `TransformerXL.read`.
+            ext_len: tokens at the end that the next segment reads again.
+            intermediate: indices of layers below the last whose predictions are trained too.
+        """
+        scored = targets.size(1)
+        model = self.network
+        states = model.read(tokens, memory, ext_len=ext_len)
+
+        def mean(softmax: AdaptiveSoftmax, hidden: Tensor, wanted: Tensor) -> Tensor:
+            nll = softmax.nll(hidden, wanted)
+            return nll.sum() / (wanted != IGNORED).sum().clamp(min=1)
+
+        def predicted(hidden: Tensor) -> tuple[Tensor, Tensor]:
+            """Return the loss of the next token, and that loss plus the weighted loss of the token
+            after it if the model has a second softmax."""
+            hidden = hidden[:, -scored:]
+            first = mean(model.softmax, hidden, targets)
+            if model.second_softmax is None:
+                return first, first
+            # The second target of the last token is in the next segment. A segment of one token has
+            # no second target, but the softmax is computed so that every parameter gets a gradient.
+            return first, first + SECOND_TARGET_WEIGHT * mean(model.second_softmax, hidden[:, :-1], targets[:, 1:])
+
+        nll, total = predicted(states.hidden)
+        for i in intermediate:
+            total = total + predicted(as_transformer(model, "a loss of lower layers").finish(states.layers[i]))[1]
+        return SegmentLoss(total, nll.detach(), states.memory)
 
 
 class Chunk(NamedTuple):
