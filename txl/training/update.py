@@ -335,12 +335,20 @@ class Updater:
         """Load parameters, optimizers and average from a checkpoint.
 
         Raises:
-            TxlError: a parameter is missing, unknown or of another shape.
+            TxlError: a parameter, or an optimizer's state of one, is missing, unknown or of another
+                shape.
             KeyError, ValueError, RuntimeError: the rest is damaged.
         """
         load_parameters(self.network, saved)
-        for n, optimizer in enumerate(self.optimizers):
-            state = _slots(saved.part(f"optimizer.{n}"), optimizer)
+        for n, optimizer in enumerate(self.optimizers if saved.state["step"] else ()):
+            found, scalar = saved.part(f"optimizer.{n}"), torch.empty(())
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            slots = ("step", "exp_avg", "exp_avg_sq") if optimizer is self.optimizers[-1] else ("momentum_buffer",)
+            wanted = {
+                f"{i}.{slot}": scalar if slot == "step" else p for i, p in enumerate(parameters) for slot in slots
+            }
+            check_shapes(saved.path, {name: x.shape for name, x in found.items()}, wanted)
+            state = {i: {slot: found[f"{i}.{slot}"] for slot in slots} for i in range(len(parameters))}
             optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
         self.average.losses, self.average.started = list(saved.state["losses"]), saved.state["averaging"]
         if self.average.module is not None:
@@ -348,24 +356,3 @@ class Updater:
             name, count = "average_count", self.average.count
             check_shapes(saved.path, {k: x.shape for k, x in saved.tensors.items() if k == name}, {name: count})
             count.copy_(saved.tensors[name])
-
-
-def _slots(saved: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
-    """Return an optimizer's state by parameter, from tensors named `INDEX.NAME`.
-
-    Raises:
-        IndexError, ValueError: a tensor has no parameter or another shape, or some are missing.
-    """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    found: dict[int, dict[str, Tensor]] = {}
-    for name, x in saved.items():
-        i, slot = name.split(".", 1)
-        shape = parameters[int(i)].shape
-        if x.dim() and x.shape != shape:
-            raise ValueError(f"optimizer state {name} has shape {list(x.shape)}, its parameter {list(shape)}")
-        found.setdefault(int(i), {})[slot] = x
-    names = {name for slots in found.values() for name in slots}
-    for n, slots in found.items():
-        for missing in names - slots.keys():
-            raise ValueError(f"optimizer state {n}.{missing} is missing")
-    return found

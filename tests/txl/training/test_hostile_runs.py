@@ -189,7 +189,7 @@ CHANGES = [
 def test_what_cannot_be_resumed_is_said_and_nothing_is_lost(finished: Path, corpus: Corpus, change: object) -> None:
     before = (finished / "log.jsonl").read_bytes()
     rewritten(finished / "last.safetensors", change)
-    with pytest.raises(TxlError, match=r"the checkpoint is damaged|cannot resume with other training options"):
+    with pytest.raises(TxlError, match=r"the checkpoint is damaged|parameter \d+\.\w+ is|exp_avg has shape"):
         trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6)
     assert (finished / "log.jsonl").read_bytes() == before
 
