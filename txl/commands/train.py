@@ -149,21 +149,21 @@ def new_run(folder: Path, given: Given, world: World) -> Run:
     """
     recipe = recipes.load(given.recipe or recipes.DEFAULT)
     begun = None if given.init is None else checkpoints.load(given.init)
-    world.in_order(lambda: runs.begin(folder) if world.first else None)
-    if begun is None:
-        # the first process may have to prepare the corpus
-        corpus = world.in_order(lambda: data.open_corpus(given.source, folder / "corpus", recipe.prepare_options()))
-        _tell_other_data(recipe, corpus)
-        model = config_from_json(recipe.model_with(given.model) | {"vocab_size": len(corpus.vocabulary)})
-    else:
+    world.first_does(lambda: runs.begin(folder))
+    rule, known = recipe.prepare_options(), None
+    if begun is not None:
         if given.recipe is not None and recipe.network != getattr(begun.config, "network", None):
             raise TxlError(
                 f"--recipe {given.recipe} is of another kind of network than {begun.path}, whose sizes --init takes; give a "
                 "recipe of its kind, or none"
             )
-        rule = PrepareOptions("words" if begun.vocabulary.unit == "words" else "auto")
-        known = begun.vocabulary
-        corpus = world.in_order(lambda: data.open_corpus(given.source, folder / "corpus", rule, known))
+        rule, known = PrepareOptions("words" if begun.vocabulary.unit == "words" else "auto"), begun.vocabulary
+    # Only the first process prepares: two at once would write to one folder.
+    corpus = data.load(world.first_does(lambda: data.open_corpus(given.source, folder / "corpus", rule, known).folder))
+    if begun is None:
+        _tell_other_data(recipe, corpus)
+        model = config_from_json(recipe.model_with(given.model) | {"vocab_size": len(corpus.vocabulary)})
+    else:
         model = config_from_json(begun.config.to_json() | given.model)
     return Run(corpus, model, TrainConfig(**(recipe.train | given.train)), begun)
 
