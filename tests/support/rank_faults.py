@@ -7,7 +7,7 @@ from typing import Any
 from training_helpers import trainer
 
 from txl import distributed
-from txl.commands.train import Given, new_run
+from txl.commands.train import new_run
 from txl.distributed import World
 from txl.text import corpus as data
 
@@ -38,7 +38,7 @@ def prepare(world: World, folder: Path, text: Path) -> tuple[int, str]:
     prepared, calls = data.prepare, []
     data.prepare = lambda *given, **named: calls.append(given) or prepared(*given, **named)
     try:
-        fingerprint = new_run(folder, Given(text, None, None, {}, {}), world).corpus.fingerprint
+        fingerprint = new_run(folder, text, None, None, {}, world)[0].fingerprint
     finally:
         data.prepare = prepared
     return len(calls), fingerprint
