@@ -11,7 +11,6 @@ from txl.commands.options import console, in_panel
 from txl.text import corpus as data
 from txl.text.datasets import RULES, PrepareOptions
 from txl.text.readers import SPLITS
-from txl.training.run import not_training
 
 _TEXT, _WORDS = "Text", "Words"
 
@@ -53,8 +52,7 @@ def prepare(
         def show(what: str, done: int, total: int) -> None:
             bar.update(task, description=what, completed=done, total=total)
 
-        with not_training(out.parent):
-            corpus = data.prepare(source, out, options, show)
+        corpus = data.prepare(source, out, options, show)
     published = RULES[corpus.rule].published(options)
     console.print(corpus.source, markup=False, soft_wrap=True)
     for name in SPLITS:

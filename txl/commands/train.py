@@ -70,7 +70,7 @@ def train(
     with processes(device) as (world, where):
         with world.together():
             if resume:
-                corpus, model, config, begun = run_to_go_on(run, source, options, world)
+                corpus, model, config, begun = run_to_go_on(run, source, options)
             else:
                 corpus, model, config, begun = new_run(run, source, recipe, init, options, world)
         if not resume:
@@ -144,13 +144,13 @@ def new_run(
     return corpus, model, TrainConfig(**(recipe.train | _fields_of(TrainConfig, options))), begun
 
 
-def run_to_go_on(folder: Path, source: Path | None, options: dict[str, Any], world: World) -> Run:
-    """Lock the folder of an existing run and prepare to resume it.
+def run_to_go_on(folder: Path, source: Path | None, options: dict[str, Any]) -> Run:
+    """Prepare to resume an existing run.
 
     Raises:
         TxlError: the folder holds no run, or an option would change the run.
     """
-    record = runs.go_on(folder) if world.first else runs.read_record(folder)
+    record = runs.read_record(folder)
     try:
         before = TrainConfig.from_json(record.train)
         config_from_json(record.model)

@@ -54,8 +54,7 @@ def draw_loss(trainer: Trainer) -> str | None:
         return reason
     unit = "bpc" if trainer.corpus.vocabulary.unit == "bytes" else "ppl"
     try:
-        entries, _ = read_log(trainer.folder / "log.jsonl")
-        pictures.draw_loss(entries, trainer.folder / "loss.png", unit)
+        pictures.draw_loss(read_log(trainer.folder / "log.jsonl"), trainer.folder / "loss.png", unit)
     except OSError as error:  # such as a full disk; the run itself is complete
         return str(error)
     return None

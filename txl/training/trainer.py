@@ -1,6 +1,7 @@
 """The trainer: updates, validations and checkpoints of a run, which can be resumed bit for bit."""
 
 import dataclasses
+import json
 import math
 import os
 import time
@@ -17,7 +18,7 @@ from txl.errors import Interrupted, TxlError
 from txl.evaluation.evaluate import Reading, Score, Sizes, evaluate, perplexity, resolve
 from txl.model import Network, make_network
 from txl.model.config import PLACES, Config, RecurrentConfig
-from txl.paths import AnyPath, lock_folder, replace_text
+from txl.paths import AnyPath, append_text, lock_folder, remove_leftovers, replace_text
 from txl.text.corpus import Corpus, load
 from txl.text.streams import training_streams
 from txl.training import checkpoint as checkpoints
@@ -102,7 +103,8 @@ class Trainer:
                 if not resume:
                     runs.begin(folder)
                 elif folder.is_dir():
-                    runs.take(folder)
+                    runs.lock(folder)
+                    remove_leftovers(folder)
         self.updater = Updater(network.to(self.device), config, world, self.device)
         self.step = 0
         self.saved_step: int | None = None
@@ -253,7 +255,7 @@ class Trainer:
     def _log(self, entry: dict[str, Any], report: OnEntry | None) -> None:
         if not self.world.first:
             return
-        runs.append_log(self.folder / "log.jsonl", entry)
+        append_text(self.folder / "log.jsonl", json.dumps(entry) + "\n")
         if self._board is not None:
             for name, value in entry.items():
                 if name != "step":

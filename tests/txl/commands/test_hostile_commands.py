@@ -15,7 +15,6 @@ from command_helpers import SMALL, Run, one_line
 from txl.commands import cli
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
-from txl.training.run import unlock
 
 TXL = [sys.executable, "-m", "txl"]
 
@@ -159,7 +158,6 @@ sys.stdin.read()
         "train --run {run} --data {text}",
         "train --run {run} --resume",
         "demo --run {run} --data {text}",
-        "prepare {run}/corpus --data {text}",
     ],
 )
 def test_nothing_of_a_run_is_touched_while_another_trains_it(
@@ -189,7 +187,6 @@ def test_pipes_in_a_run_end_commands_at_once(txl: Run, whole: Path, tmp_path: Pa
     commands += [] if name == "log.jsonl" else ["eval {run} --attn-len 4", "recl {run}"]
     for command in commands:
         one_line(txl(*command.format(run=folder).split()), Path(name).name if name != "run.json" else "holds no run")
-    unlock(folder)
 
 
 def test_what_a_killed_export_leaves_is_no_export(txl: Run, run: Path, tmp_path: Path) -> None:
@@ -249,4 +246,3 @@ def test_a_forged_record_is_named(txl: Run, whole: Path, tmp_path: Path, part: s
     done = txl("train", "--run", folder, "--resume")
     one_line(done, f"{folder}/run.json: cannot be resumed: ")
     assert next(iter(change)) in done.stderr
-    unlock(folder)

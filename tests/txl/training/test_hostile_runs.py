@@ -3,7 +3,6 @@
 import gc
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from model_helpers import small_config
 from safetensors import safe_open
 from safetensors.torch import save_file
-from training_helpers import contents, trainer
+from training_helpers import contents, trainer, unlock
 
 import txl
 from txl.errors import TxlError
@@ -21,7 +20,7 @@ from txl.text import corpus as data
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
-from txl.training.run import lock, read_log, read_record, unlock
+from txl.training.run import read_log, read_record
 from txl.training.timing import timed
 
 
@@ -53,23 +52,6 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path, corpu
     trainer(tmp_path / "run", corpus, steps=6).advance(1)  # the system released it
 
 
-def test_a_folder_made_anew_is_not_held(tmp_path: Path) -> None:
-    """Removed under the process that held it, made again and held by another."""
-    run = tmp_path / "run"
-    run.mkdir()
-    lock(run)
-    shutil.rmtree(run)
-    run.mkdir()
-    other = subprocess.Popen([sys.executable, "-c", HOLD, run], stdout=subprocess.PIPE)
-    assert other.stdout.readline() == b"held\n"
-    with pytest.raises(TxlError, match="another process is training there"):
-        lock(run)
-    other.kill()
-    other.communicate()
-    lock(run)
-    assert (run / ".lock").stat().st_mode & 0o022 == 0, "nobody else may hold it"
-
-
 def test_a_run_that_is_resumed_is_refused_to_others(finished: Path, corpus: Corpus) -> None:
     resumed = trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6)
     other = subprocess.run([sys.executable, "-c", HOLD, finished], capture_output=True, text=True)
@@ -85,16 +67,14 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-@pytest.mark.filterwarnings("ignore:.*damaged lines were dropped")
 def test_a_log_never_stops_a_run(finished: Path, corpus: Corpus, name: str) -> None:
     good = json.dumps({"step": 3, "loss": 1.0}).encode()
     (finished / "log.jsonl").write_bytes(DAMAGE[name].replace(b"{good}", good))
     trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6).run()
-    entries, damaged = read_log(finished / "log.jsonl")
-    assert damaged == 0
+    entries = read_log(finished / "log.jsonl")
+    assert len(entries) == (finished / "log.jsonl").read_bytes().count(b"\n")
     assert entries[0] == {"step": 3, "loss": 1.0}
     assert entries[-1]["step"] == 8
-    assert (finished / "log.damaged.jsonl").exists() == (name not in ("blank lines", "cut short"))
 
 
 def test_a_missing_log(finished: Path, corpus: Corpus) -> None:

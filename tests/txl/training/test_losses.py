@@ -185,7 +185,7 @@ def test_a_recurrent_model_with_a_window_is_validated_with_its_memory(tmp_path: 
     options = {"encoding": "sinusoid", "mem_len": 16, "window": 16, "dropout": 0.0, "attn_dropout": 0.0}
     t = trainer(tmp_path, corpus, model=options, steps=1, eval_every=1)
     t.run()
-    entries, _ = read_log(tmp_path / "log.jsonl")
+    entries = read_log(tmp_path / "log.jsonl")
     losses = [
         evaluate(t.model, corpus.valid, corpus.vocabulary.start, Reading(n, method="segments", segment=16)).nats
         for n in (32, 24)

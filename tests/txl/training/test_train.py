@@ -18,7 +18,7 @@ from txl.errors import Interrupted, TxlError
 from txl.evaluation.evaluate import Reading, evaluate
 from txl.text.corpus import Corpus, prepare
 from txl.training import checkpoint as checkpoints
-from txl.training.run import read_log, read_record, refuse_used_folder, unlock
+from txl.training.run import read_log, read_record, refuse_used_folder
 from txl.training.trainer import Trainer
 
 
@@ -70,7 +70,6 @@ def test_a_run_that_ends_after_its_first_validation_goes_on(
         with pytest.raises(ZeroDivisionError):
             killed.run()
     assert (killed.folder / "best.safetensors").exists()
-    unlock(killed.folder)
     trainer(killed.folder, corpus, resume=True, **options).run()
     assert_same_run(whole.folder, killed.folder)
 
@@ -194,7 +193,7 @@ def test_a_run_is_not_overwritten(tmp_path: Path, corpus: Corpus) -> None:
 def test_validation_attends_as_far_as_training(tmp_path: Path, corpus: Corpus) -> None:
     t = trainer(tmp_path, corpus, steps=1, eval_every=1, model={"mem_len": 0, "dropout": 0.0, "attn_dropout": 0.0})
     t.run()
-    entries, _ = read_log(tmp_path / "log.jsonl")
+    entries = read_log(tmp_path / "log.jsonl")
     losses = [
         evaluate(t.model, corpus.valid, corpus.vocabulary.start, Reading(n, method="sliding", segment=8)).nats
         for n in (16, 12)
