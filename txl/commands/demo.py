@@ -25,10 +25,11 @@ from txl.model import as_transformer
 from txl.model.config import ModelConfig
 from txl.model.transformer import TransformerXL
 from txl.paths import AnyPath
+from txl.precision import resolved
 from txl.text import corpus as data
 from txl.training import checkpoint as checkpoints
 from txl.training import run as runs
-from txl.training.timing import timed, with_precision
+from txl.training.timing import timed
 from txl.training.trainer import Trainer
 
 EVAL_TOKENS = 32768
@@ -51,8 +52,7 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: st
     recipe = recipes.load(recipes.DEFAULT)
     config = recipe.model_config(len(corpus.vocabulary))
     assert isinstance(config, ModelConfig)
-    training = dataclasses.replace(recipe.train_config(), eval_tokens=16384)
-    training = with_precision(training, device)
+    training = dataclasses.replace(recipe.train_config(), eval_tokens=16384, precision=resolved("auto", device))
     trainer = Trainer(folder, corpus, config, timed(minutes, corpus, config, training, device), device=device)
     tgt_len = trainer.config.tgt_len
     console.print(f"[bold]Model[/]: {escape(header(trainer))}, about {minutes:g} minutes", soft_wrap=True)

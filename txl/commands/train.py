@@ -14,12 +14,13 @@ from txl.commands.training import draw_loss, header, processes, run_training
 from txl.distributed import World
 from txl.errors import TxlError
 from txl.model.config import Config, ModelConfig, config_from_json
+from txl.precision import resolved
 from txl.text import corpus as data
 from txl.text.datasets import PrepareOptions
 from txl.training import checkpoint as checkpoints
 from txl.training import run as runs
 from txl.training.config import TrainConfig
-from txl.training.timing import timed, with_precision
+from txl.training.timing import timed
 from txl.training.trainer import Trainer
 
 Run = tuple[data.Corpus, Config, TrainConfig, checkpoints.Checkpoint | None]  # the last: where a new run begins
@@ -74,7 +75,8 @@ def train(
             else:
                 corpus, model, config, begun = new_run(run, source, recipe, init, options, world)
         if not resume:
-            config = with_precision(config, where, world)
+            # Stored, so that a resumed run keeps it; processes that differ are refused by name.
+            config = dataclasses.replace(config, precision=resolved(config.precision, where))
         if minutes is not None:
             config = timed(minutes, corpus, model, config, where, world)
         trainer = Trainer(

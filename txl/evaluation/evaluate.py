@@ -17,7 +17,6 @@ from txl.evaluation.window import WindowReader, sliding_losses
 from txl.model import Network, as_transformer
 from txl.model.config import ModelConfig, RecurrentConfig
 from txl.paper.recurrent import RecurrentNetwork
-from txl.precision import autocast_dtype, multiplies_bf16
 from txl.text.streams import Counting, scored_segments
 from txl.text.vocabulary import Tokens
 
@@ -294,16 +293,3 @@ def _losses(
             reader.reset()
         inputs, targets = (x.to(model.device) for x in block)
         yield reader.nll(inputs, targets), int((targets >= 0).sum())
-
-
-def in_dtype(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
-    """Return a torch.autocast context for dtype; None disables autocast."""
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
-
-
-def evaluation_dtype(asked: str, device: torch.device) -> torch.dtype | None:
-    """Return the dtype to evaluate in; None for the parameters' own.
-
-    asked: one of `PRECISIONS`; "auto" is bfloat16 if the device multiplies it faster.
-    """
-    return autocast_dtype("bf16" if asked == "auto" and multiplies_bf16(device) else asked, device)

@@ -49,8 +49,8 @@ class TrainConfig:
             of the updates (Al-Rfou et al. 2018).
         eval_tokens: tokens of the validation split scored at each validation; None for all.
         save_every: updates between checkpoints; one is also written at validations and on Ctrl-C.
-        precision: "fp32"; "bf16", by torch.autocast; "auto": bf16 on a GPU with native bfloat16,
-            else fp32. On a CPU the commands resolve "auto" (`txl.training.timing.with_precision`).
+        precision: "fp32"; "bf16", by torch.autocast; "auto": see `txl.precision.resolved`.
+            `txl train` stores the precision that it resolves "auto" to.
         compile: compile the layers with torch.compile. recompute: recompute each layer's
             activations in backward (activation checkpointing) to save memory.
     """

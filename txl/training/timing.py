@@ -1,5 +1,4 @@
-"""Decisions before a run, from short trials: the number of updates that fit a time, and the
-precision."""
+"""The number of updates that fit a time, from a short trial."""
 
 import contextlib
 import dataclasses
@@ -10,7 +9,6 @@ import torch
 
 from txl.distributed import World
 from txl.model.config import Config
-from txl.precision import multiplies_bf16
 from txl.text.corpus import Corpus
 from txl.training.config import TrainConfig
 from txl.training.trainer import Trainer
@@ -32,18 +30,6 @@ def timed(
     every = -(-steps // 4)
     warmup = config.warmup if config.warmup is None else min(config.warmup, steps // 30)
     return dataclasses.replace(config, steps=steps, warmup=warmup, eval_every=every, save_every=every)
-
-
-def with_precision(config: TrainConfig, device: torch.device, world: World = World()) -> TrainConfig:  # noqa: B008 - frozen
-    """Return the configuration with "auto" resolved on a CPU: bf16 if the CPUs of all processes
-    multiply it faster, else fp32.
-
-    The result is stored in the configuration, so a resumed run keeps it on any machine.
-    """
-    all_asked = world.gather((config.precision, device.type, multiplies_bf16(device)))
-    if any((precision, kind) != ("auto", "cpu") for precision, kind, _ in all_asked):
-        return config  # the trainer reports configurations that differ between processes
-    return dataclasses.replace(config, precision="bf16" if all(helps for *_, helps in all_asked) else "fp32")
 
 
 @contextlib.contextmanager

@@ -37,7 +37,14 @@ def test_updates_are_the_released_loops(count: int, options: dict[str, object]) 
     ours = TransformerXL(small_config(mem_len=20)).double()
     theirs = copy.deepcopy(ours)
     config = TrainConfig(
-        steps=UPDATES, batch=4, tgt_len=16, lr=3e-3, schedule="cosine-released", streams="released", **options
+        steps=UPDATES,
+        batch=4,
+        tgt_len=16,
+        lr=3e-3,
+        schedule="cosine-released",
+        streams="released",
+        precision="fp32",
+        **options,
     )
     streams = OrderedStreams(tokens, config.batch, config.scored, config.context, config.streams)
     batches = Batches(streams, config, ours.config, World(), CPU)
