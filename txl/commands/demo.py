@@ -29,7 +29,6 @@ from txl.precision import resolved
 from txl.text import corpus as data
 from txl.training import checkpoint as checkpoints
 from txl.training import run as runs
-from txl.training.timing import timed
 from txl.training.trainer import Trainer
 
 EVAL_TOKENS = 32768
@@ -53,9 +52,9 @@ def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: st
     config = recipe.model_config(len(corpus.vocabulary))
     assert isinstance(config, ModelConfig)
     training = dataclasses.replace(recipe.train_config(), eval_tokens=16384, precision=resolved("auto", device))
-    trainer = Trainer(folder, corpus, config, timed(minutes, corpus, config, training, device), device=device)
+    trainer = Trainer(folder, corpus, config, training, device=device)
     tgt_len = trainer.config.tgt_len
-    console.print(f"[bold]Model[/]: {escape(header(trainer))}, about {minutes:g} minutes", soft_wrap=True)
+    console.print(f"[bold]Model[/]: {escape(header(trainer, minutes))}", soft_wrap=True)
     console.print(f"Segments of {tgt_len} tokens, a memory of {config.mem_len}", soft_wrap=True)
     run_training(trainer, ["--device", device_name] if device_name != "auto" else [], 60 * minutes)
     network, _ = checkpoints.restore(trainer.best, device)

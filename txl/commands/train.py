@@ -20,7 +20,6 @@ from txl.text.datasets import PrepareOptions
 from txl.training import checkpoint as checkpoints
 from txl.training import run as runs
 from txl.training.config import TrainConfig
-from txl.training.timing import timed
 from txl.training.trainer import Trainer
 
 Run = tuple[data.Corpus, Config, TrainConfig, checkpoints.Checkpoint | None]  # the last: where a new run begins
@@ -44,7 +43,10 @@ def train(
         ),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Train so long: --steps follows the clock.", show_default=False)
+        float | None,
+        typer.Option(
+            help="Train so long: --steps follows the clock, warm-up is a thirtieth of them.", show_default=False
+        ),
     ] = None,
     resume: Annotated[
         bool,
@@ -78,11 +80,11 @@ def train(
             # Stored, so that a resumed run keeps it; processes that differ are refused by name.
             config = dataclasses.replace(config, precision=resolved(config.precision, where))
         if minutes is not None:
-            config = timed(minutes, corpus, model, config, where, world)
+            config = dataclasses.replace(config, warmup=None if config.warmup else 0)
         trainer = Trainer(
             run, corpus, model, config, resume=resume, device=where, tensorboard=tensorboard, init=begun, world=world
         )  # fmt: skip
-        say(header(trainer))
+        say(header(trainer, minutes))
         again = ["--device", device] if device != "auto" else []
         again += ["--tensorboard"] if tensorboard else []
         run_training(trainer, again, None if minutes is None else 60 * minutes)

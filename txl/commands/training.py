@@ -60,8 +60,8 @@ def draw_loss(trainer: Trainer) -> str | None:
     return None
 
 
-def header(trainer: Trainer) -> str:
-    """Return the header: model, parameters, backend of the attention, device, dtype and updates."""
+def header(trainer: Trainer, minutes: float | None = None) -> str:
+    """Return the header: model, parameters, backend, device, dtype, and updates or time."""
     model, config, dtype = trainer.model, trainer.model.config, trainer.updater.dtype or torch.float32
     by = "torch"
     if isinstance(config, RecurrentConfig):
@@ -72,9 +72,10 @@ def header(trainer: Trainer) -> str:
     if isinstance(model, TransformerXL) and not model.config.absolute:  # else torch's attention, or none
         width = getattr(model.layers[0].attention, "kernel_width", model.config.d_head)
         by = f"{choose_unasked(trainer.device, dtype, width)} backend"
+    span = f"updates {trainer.step:,} to {trainer.config.steps:,}" if minutes is None else f"for {minutes:g} minutes"
     return (
         f"{kind}, {config.n_layer} layers x {config.d_model}, {count_parameters(model) / 1e6:.2f}M parameters; {by} on "
-        f"{trainer.device}, {str(dtype).removeprefix('torch.')}; updates {trainer.step:,} to {trainer.config.steps:,}"
+        f"{trainer.device}, {str(dtype).removeprefix('torch.')}; {span}"
     )
 
 

@@ -28,7 +28,7 @@ from txl.training.config import TrainConfig, learning_rate
 from txl.training.update import Batches, Updated, Updater
 
 _DAMAGED = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)
-_SETTLED = 0.05  # fraction of the given time that must pass before step times are used
+_UNTIMED = 4  # updates before the clock is followed, which first calls and compilation make slow
 OnEntry = Callable[[dict[str, Any]], None]  # receives an entry of the log
 
 
@@ -54,7 +54,7 @@ class Trainer:
 
     def __init__(
         self,
-        folder: AnyPath | None,
+        folder: AnyPath,
         corpus: Corpus,
         model_config: Config,
         config: TrainConfig,
@@ -68,7 +68,6 @@ class Trainer:
         """Start a run, or resume one from its last checkpoint; the number of processes may differ
         from before.
 
-        folder: None for a trial that writes no files; then only `advance` may be called.
         init: a checkpoint whose parameters a new run begins with; None to draw them.
 
         Raises:
@@ -78,8 +77,7 @@ class Trainer:
                 divisible by the number of processes; or the processes differ in code, configuration
                 or corpus.
         """
-        trial = folder is None
-        self.folder = folder = Path() if folder is None else Path(folder)
+        self.folder = folder = Path(folder)
         self.corpus, self.config, self.world = corpus, config, world
         self.device = torch.device(device)
         self.best, self.last = folder / checkpoints.BEST, folder / checkpoints.LAST
@@ -99,7 +97,7 @@ class Trainer:
                 if init.vocabulary != corpus.vocabulary:
                     raise TxlError(f"{init.path}: its vocabulary is not that of the corpus in {corpus.folder}")
                 checkpoints.load_parameters(network, init)
-            if world.first and not trial:
+            if world.first:
                 if not resume:
                     runs.begin(folder)
                 elif folder.is_dir():
@@ -117,7 +115,7 @@ class Trainer:
             self._seed_anew()
         self._board = None
         with world.together():
-            if world.first and not trial:
+            if world.first:
                 self._write_record()
                 if not resume:
                     replace_text(folder / "log.jsonl", "")
@@ -166,21 +164,27 @@ class Trainer:
         """Train up to `config.steps`.
 
         report: called after each logged update and each evaluation with the entry of the log.
-        seconds: time to train for; `config.steps`, and with it the learning-rate schedule, is
-        adjusted to the measured speed.
+        seconds: time to train for; `config.steps`, and with it the learning-rate schedule, follows
+        the measured speed from the fifth update on.
 
         Raises:
             Interrupted: `request_stop` was called.
             TxlError: loss or gradient are no longer finite, or a checkpoint cannot be written.
         """
-        began, first = time.perf_counter(), self.step
-        since, updates = time.perf_counter(), 0
+        began = since = time.perf_counter()
+        first, updates, settled = self.step, 0, began
         while self.step < (c := self.config).steps:
             updated = self._update()
             updates += 1
             rate_of_learning, logged = learning_rate(self.step - 1, c), self.step % c.log_every == 0
-            if seconds is not None and (logged or self.world.size == 1 or self.step == c.steps):
-                c = self._follow_clock(first, time.perf_counter() - began, seconds)
+            if self.step - first == _UNTIMED:
+                settled = time.perf_counter()
+            elif (
+                seconds is not None
+                and self.step - first > _UNTIMED
+                and (logged or self.world.size == 1 or self.step == c.steps)
+            ):
+                c = self._follow_clock(self.step - first - _UNTIMED, settled, began + seconds)
             if logged or self.step == c.steps:
                 now = time.perf_counter()
                 rate = updates * c.batch * c.scored * c.accumulate / (now - since)
@@ -203,16 +207,17 @@ class Trainer:
             if stop:
                 raise Interrupted
 
-    def _follow_clock(self, first: int, taken: float, seconds: float) -> TrainConfig:
-        """Set `config.steps` to the number that fits into `seconds`, given the seconds `taken`
-        since step `first`. Before the first checkpoint, set the steps between evaluations and
-        between checkpoints to a quarter of it. All processes use the first one's clock."""
-        taken = self.world.gather(taken)[0]
-        if taken > _SETTLED * seconds or self.step == self.config.steps:
-            steps = max(first + int((self.step - first) * seconds / taken), self.step)
-            every = max(-(-steps // 4), self.step) if self.saved_step is None else self.config.eval_every
-            self.config = dataclasses.replace(self.config, steps=steps, eval_every=every, save_every=every)
-            self.updater.config = self.config
+    def _follow_clock(self, updates: int, since: float, end: float) -> TrainConfig:
+        """Set `config.steps` to the number that is done at the time `end`, after a number of
+        `updates` since the time `since`. Before the first checkpoint, set the steps between
+        evaluations and between checkpoints to a quarter of it. All processes use the first one's
+        clock."""
+        now = time.perf_counter()
+        left = self.world.gather(max(int((end - now) * updates / (now - since)), 0))[0]
+        steps = self.step + left
+        every = max(-(-steps // 4), self.step) if self.saved_step is None else self.config.eval_every
+        self.config = dataclasses.replace(self.config, steps=steps, eval_every=every, save_every=every)
+        self.updater.config = self.config
         return self.config
 
     def _update(self) -> Updated:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_helpers import small_config
 from safetensors import safe_open
 from safetensors.torch import save_file
 from training_helpers import contents, trainer, unlock
@@ -19,9 +18,7 @@ from txl.errors import TxlError
 from txl.text import corpus as data
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
-from txl.training.config import TrainConfig
 from txl.training.run import read_log, read_record
-from txl.training.timing import timed
 
 
 @pytest.fixture
@@ -278,14 +275,6 @@ def test_a_corpus_is_not_replaced_while_a_run_trains_on_it(tmp_path: Path, text:
     data.prepare(other, tmp_path / "corpus")
     with pytest.raises(TxlError, match=r"/corpus: another corpus was prepared there meanwhile$"):
         trainer(tmp_path / "another", own, steps=2)
-
-
-def test_a_trial_writes_nothing(tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    config = TrainConfig(batch=4, tgt_len=16, log_every=1, eval_every=1, save_every=1)
-    timed(1, corpus, small_config(vocab_size=len(corpus.vocabulary)), config, torch.device("cpu"))
-    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("record", ["", "[]", "5", '{"model": 3, "train": {}, "corpus": "c"}', "[" * 100_000, "\0"])
