@@ -20,7 +20,7 @@ def main(steps: int = 40) -> float:
     with joined(device) as world:
         # All processes need the folder, and the same one: the first chooses it.
         folder = Path(world.first_does(lambda: tempfile.mkdtemp(prefix="txl-")))
-        corpus = world.in_order(lambda: corpora.open_corpus(None, folder / "corpus", make=world.first))
+        corpus = corpora.load(world.first_does(lambda: corpora.prepare(None, folder / "corpus").folder))
         model = ModelConfig(
             vocab_size=len(corpus.vocabulary), n_layer=3, d_model=128, n_head=4, d_head=32, d_inner=512, mem_len=64
         )

@@ -125,19 +125,6 @@ class World:
                 result.append(act())
         return self.gather(result)[0][0]
 
-    def in_order(self, act: Callable[[], _T]) -> _T:
-        """Call `act` in the first process, then in all others, for work whose products the others
-        reuse.
-
-        Errors as in `together`.
-        """
-        result: list[_T] = []
-        for turn in (True, False):
-            with self.together():
-                if self.first is turn:
-                    result.append(act())
-        return result[0]
-
     def agree(self, facts: dict[str, str]) -> None:
         """Check that `facts` are equal in all processes.
 

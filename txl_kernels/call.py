@@ -175,7 +175,6 @@ _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 7
-DROPOUT_BITS = "Philox-4x32-7, 16 bits"  # change it if the bits of a seed change
 
 
 def drop_threshold(dropout_p: float) -> int:

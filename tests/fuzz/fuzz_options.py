@@ -38,7 +38,6 @@ BASES = {
     "eval": ("{run}",),
     "generate": ("{run}", "--count", "5"),
     "prepare": ("{new}", "--data", "{text}"),
-    "average": ("{run}/last.safetensors", "{run}/best.safetensors", "--out", "{new}"),
     "recipes": (),
 }
 

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
-from training_helpers import trainer
+from training_helpers import trainer, unlock
 
 from txl.distributed import World
 from txl.text import corpus as data
-from txl.training.run import unlock
 from txl.training.trainer import Trainer
 from txl_kernels import RelAttention
 

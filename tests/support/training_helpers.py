@@ -1,6 +1,7 @@
 """Small runs, and whether two of them are the same."""
 
 import json
+import os
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from txl.distributed import World
 from txl.model.config import config_from_json
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
+from txl.training import run as runs
 from txl.training.config import TrainConfig
 from txl.training.trainer import Trainer
 
@@ -30,7 +32,15 @@ def trainer(
 
 def _config(options: dict[str, object]) -> TrainConfig:
     common = {"steps": 20, "batch": 4, "tgt_len": 16, "lr": 3e-3, "eval_every": 10, "save_every": 5, "log_every": 1}
+    common["precision"] = "fp32"  # on any machine
     return TrainConfig(**(common | options))
+
+
+def unlock(folder: Path) -> None:
+    """Release the lock of a run's folder if this process holds it, as its end would."""
+    descriptor = runs.locks.pop(str(folder.resolve()), None)
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def contents(folder: Path) -> dict[str, torch.Tensor]:

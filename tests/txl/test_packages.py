@@ -1,15 +1,12 @@
-"""What runs with which packages: the kernels with torch alone; the command says what it lacks."""
+"""What runs with which packages: kernels with torch alone, the command with its dependencies."""
 
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from txl.__main__ import NEEDED
-
 ROOT = Path(__file__).parent.parent.parent
+NEEDED = ("numpy", "rich", "safetensors", "typer")
 OPTIONAL = ("matplotlib", "numpy", "rich", "safetensors", "tensorboard", "triton", "typer")
 
 
@@ -45,24 +42,9 @@ for backend in txl_kernels.available_backends("cpu"):
     assert "reference" in done.stdout.split()
 
 
-@pytest.mark.parametrize("packages", [("safetensors",), ("typer",), NEEDED], ids="+".join)
-def test_the_command_says_what_is_missing(packages: tuple[str, ...]) -> None:
-    done = run_without(packages, "import txl.__main__\nsys.argv = ['txl', 'train', '--help']\ntxl.__main__.main()")
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr == f"error: txl needs {', '.join(packages)}: pip install {' '.join(packages)}\n"
-
-
-def test_a_package_that_another_one_needs(tmp_path: Path) -> None:
-    (tmp_path / "typer.py").write_text("import not_there")
-    done = run_without((), f"sys.path.insert(0, {str(tmp_path)!r})\nimport txl.__main__\ntxl.__main__.main()")
-    assert done.returncode == 1
-    assert done.stderr == "error: txl needs not_there: pip install not_there\n"
-
-
 def test_the_command_needs_no_more_than_it_declares() -> None:
     optional = tuple(name for name in OPTIONAL if name not in NEEDED)
-    done = run_without(optional, "import txl.__main__\nsys.argv = ['txl', '--help']\ntxl.__main__.main()")
+    done = run_without(optional, "sys.argv = ['txl', '--help']\nfrom txl.commands import cli\ncli.main()")
     assert done.returncode == 0, done.stderr
     assert "prepare" in done.stdout
 

@@ -18,7 +18,7 @@ import typer.main
 
 import txl_kernels
 from txl.commands.console import discard, one_line, tell
-from txl.errors import NEEDED, Interrupted, TxlError
+from txl.errors import Interrupted, TxlError
 
 COMMANDS = {
     "prepare": (
@@ -36,9 +36,8 @@ COMMANDS = {
     "attention": ("measure", "attention_command", "What the heads attend to: figures and a page."),
     "generate": ("generate", "generate_command", "Continue a text."),
     "recipes": ("recipes", "recipes_command", "List the paper's models, or show one with its commands."),
-    "average": ("convert", "average_command", "Average the parameters of checkpoints."),
     "import": ("convert", "import_command", "Turn a checkpoint of other code into one of ours."),
-    "export": ("convert", "export_command", "Turn a checkpoint of ours into one of other code."),
+    "export": ("convert", "export_command", "Turn a checkpoint of ours into one of transformers."),
     "demo": ("demo", "demo_command", "Train a small model for minutes, see what memory is worth, a sample."),
 }
 """Commands: module, function, and what each does, where Python leaves docstrings out (-OO)."""
@@ -136,8 +135,6 @@ def main() -> None:
         discard(sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name in NEEDED:
-            raise  # `txl.__main__` reports how to install it
         known = _reason(error)
         if known is None:
             _report_unforeseen(error)

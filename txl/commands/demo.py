@@ -7,9 +7,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from txl import pictures, recipes
@@ -18,58 +16,55 @@ from txl.commands.console import EvaluationProgress
 from txl.commands.options import console
 from txl.commands.training import draw_loss, header, run_training
 from txl.errors import TxlError
-from txl.evaluation.evaluate import Reading, Score, evaluate
-from txl.evaluation.generate import Sampling, generate
-from txl.evaluation.readers import Engine
-from txl.model import as_transformer
-from txl.model.config import ModelConfig
-from txl.model.transformer import TransformerXL
-from txl.paths import AnyPath
+from txl.evaluation.evaluate import Reading, Score
+from txl.evaluation.generate import Sampling
+from txl.language_model import LanguageModel, load
+from txl.precision import resolved
 from txl.text import corpus as data
-from txl.training import checkpoint as checkpoints
 from txl.training import run as runs
-from txl.training.timing import timed, with_precision
 from txl.training.trainer import Trainer
 
 EVAL_TOKENS = 32768
 SAMPLE_BYTES = 400
 
 
-def run(folder: AnyPath, source: AnyPath | None, minutes: float, device_name: str = "auto") -> None:
-    """Run the demo in a new run folder; minutes: time for training."""
-    device = options.pick_device(device_name)
+def demo_command(
+    folder: Annotated[Path, typer.Option("--run", help="Folder for the run; must not hold one yet.")] = Path(
+        "runs/demo"
+    ),
+    source: Annotated[
+        Path | None,
+        typer.Option("--data", help="A text file or folder. Default: the Python standard library's sources."),
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="Time for training; the rest takes about one more.")] = 3.0,
+    device: options.Device = "auto",
+) -> None:
+    """In about four minutes: train a small model, see what memory is worth, and a sample."""
+    where = options.pick_device(device)
     if not 0 < minutes < math.inf:
         raise TxlError(f"--minutes must be > 0 and finite, got {minutes}")
-    folder = Path(folder)
     runs.begin(folder)
     began = time.perf_counter()
     corpus = data.open_corpus(source, folder / "corpus")
-    console.print(
-        f"[bold]Text[/]: {escape(corpus.source)}; {len(corpus.train):,} {corpus.vocabulary.unit} to train on",
-        soft_wrap=True,
-    )
+    options.say(f"Text: {corpus.source}; {len(corpus.train):,} {corpus.vocabulary.unit} to train on")
     recipe = recipes.load(recipes.DEFAULT)
-    config = recipe.model_config(len(corpus.vocabulary))
-    assert isinstance(config, ModelConfig)
-    training = dataclasses.replace(recipe.train_config(), eval_tokens=16384)
-    training = with_precision(training, device)
-    trainer = Trainer(folder, corpus, config, timed(minutes, corpus, config, training, device), device=device)
-    tgt_len = trainer.config.tgt_len
-    console.print(f"[bold]Model[/]: {escape(header(trainer))}, about {minutes:g} minutes", soft_wrap=True)
-    console.print(f"Segments of {tgt_len} tokens, a memory of {config.mem_len}", soft_wrap=True)
-    run_training(trainer, ["--device", device_name] if device_name != "auto" else [], 60 * minutes)
-    network, _ = checkpoints.restore(trainer.best, device)
-    model = as_transformer(network, "txl demo")
-
-    levels, cached = _attention_lengths(model, corpus, tgt_len)
-    _sample(model, corpus, config.attn_len(tgt_len))
-    drawn = _draw(trainer, levels, cached, config.attn_len(tgt_len))
-    console.print(f"\n[bold]Done[/] in {(time.perf_counter() - began) / 60:.1f} minutes.")
-    console.print(f"In {folder}: log.jsonl, best.safetensors; {drawn}", markup=False, soft_wrap=True)
+    training = dataclasses.replace(recipe.train_config(), eval_tokens=16384, precision=resolved("auto", where))
+    trainer = Trainer(folder, corpus, recipe.model_config(len(corpus.vocabulary)), training, device=where)
+    options.say(f"Model: {header(trainer, minutes)}")
+    run_training(trainer, ["--device", device] if device != "auto" else [], 60 * minutes)
+    saved = load(trainer.best, where)
+    levels, cached = _attention_lengths(saved, corpus, training.tgt_len)
+    console.rule("A sample, after 256 bytes of the test split")
+    shown = saved.generate(corpus.test[:256], SAMPLE_BYTES, Sampling(0.7), seed=1)
+    console.print(shown, markup=False, highlight=False)
+    console.rule()
+    drawn = _draw(trainer, levels, cached, saved.attn_len)
+    options.say(f"\nDone in {(time.perf_counter() - began) / 60:.1f} minutes.")
+    options.say(f"In {folder}: log.jsonl, best.safetensors; {drawn}")
     options.say(f"Continue with: {shlex.join(['txl', 'generate', str(folder)])}")
 
 
-def _attention_lengths(model: TransformerXL, corpus: data.Corpus, tgt_len: int) -> tuple[dict[str, Score], list[Score]]:
+def _attention_lengths(saved: LanguageModel, corpus: data.Corpus, tgt_len: int) -> tuple[dict[str, Score], list[Score]]:
     """Score the test split without memory in two ways, by name, then with a cache at several
     attention lengths.
 
@@ -77,23 +72,20 @@ def _attention_lengths(model: TransformerXL, corpus: data.Corpus, tgt_len: int) 
     1 of the paper). A window that slides by a sixteenth of its length avoids that without a longer
     context, so any gain of memory over it comes from the longer context.
     """
-    trained = model.config.attn_len(tgt_len)
+    trained, stride = saved.attn_len, max(tgt_len // 16, 1)
     lengths = [trained // 16, trained // 8, trained // 4, trained // 2, trained, 2 * trained, 4 * trained]
-    stride = max(tgt_len // 16, 1)
-    console.print("Measuring what memory is worth, on the test split")
+    options.say("Measuring what memory is worth, on the test split")
 
     def score(told: str, reading: Reading) -> Score:
         with EvaluationProgress(console, told, min(EVAL_TOKENS, len(corpus.test))) as progress:
-            return evaluate(
-                model, corpus.test, corpus.vocabulary.start, reading, limit=EVAL_TOKENS, progress=progress.update
-            )  # fmt: skip
+            return saved.evaluate(corpus.test, reading, limit=EVAL_TOKENS, progress=progress.update)
 
     apart, window = f"no memory, segments of {tgt_len}", f"no memory, a window of {tgt_len} sliding by {stride}"
     levels = {
-        apart: score("no memory", Reading(tgt_len, "segments", tgt_len)),
+        apart: score("no memory", Reading(tgt_len, method="sliding", segment=tgt_len)),
         window: score("a sliding window", Reading(tgt_len, method="sliding", segment=stride)),
     }
-    cached = [score(f"attention length {n}", Reading(n)) for n in lengths]
+    cached = [score(f"attention length {n}", Reading(n, method="cached")) for n in lengths]
     _show_lengths(levels, cached, trained)
     return levels, cached
 
@@ -128,28 +120,3 @@ def _draw(trainer: Trainer, levels: dict[str, Score], cached: list[Score], train
         except OSError as error:
             reason = str(error)
     return "loss.png, attention_length.png" if reason is None else f"the pictures were left out: {reason}"
-
-
-def _sample(model: TransformerXL, corpus: data.Corpus, attn_len: int) -> None:
-    engine = Engine(model, 1, attn_len, 128)
-    generator = torch.Generator(model.device).manual_seed(1)
-    tokens = data.as_tensor(corpus.test[:256]).unsqueeze(0).to(model.device)
-    drawn = [int(t) for t in generate(engine, tokens, SAMPLE_BYTES, Sampling(0.7), generator)]
-    console.rule("A sample, after 256 bytes of the test split")
-    console.print(corpus.vocabulary.decode(drawn).decode("utf-8", "replace"), markup=False, highlight=False)
-    console.rule()
-
-
-def demo_command(
-    folder: Annotated[Path, typer.Option("--run", help="Folder for the run; must not hold one yet.")] = Path(
-        "runs/demo"
-    ),
-    source: Annotated[
-        Path | None,
-        typer.Option("--data", help="A text file or folder. Default: the Python standard library's sources."),
-    ] = None,
-    minutes: Annotated[float, typer.Option(help="Time for training; the rest takes about one more.")] = 3.0,
-    device: options.Device = "auto",
-) -> None:
-    """In about four minutes: train a small model, see what memory is worth, and a sample."""
-    run(folder, source, minutes, device)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args
 
+import torch
 from rich.table import Table
 from rich.text import Text
 
@@ -15,12 +16,10 @@ from txl.evaluation.evaluate import (
     Reading,
     Score,
     check_positive,
-    evaluation_dtype,
-    in_dtype,
 )
 from txl.language_model import LanguageModel, load
 from txl.paper.recurrent import RecurrentNetwork
-from txl.precision import PRECISIONS
+from txl.precision import PRECISIONS, autocast_dtype
 from txl.text import corpus as data
 from txl.text.preparing import encode_file
 from txl.text.readers import SPLITS
@@ -100,13 +99,14 @@ def evaluate_command(
     language_model = load(checkpoint, where, clamp_len=clamp_len, zeros=zeros)
     tokens = split_of(language_model, source, split, limit)
     score_at = functools.partial(language_model.evaluate, tokens, batch=batch, counting=counted)
-    dtype = evaluation_dtype(precision, where)
+    dtype = autocast_dtype(precision, where)
+    autocast = functools.partial(torch.autocast, where.type, dtype=dtype, enabled=dtype is not None)
     scores = []
     readings = [language_model.resolve(replace(asked, attn_len=n)) for n in lengths or (None,)]
     for reading in readings:
         title = f"attention length {reading.attn_len}"
         total = min(len(tokens), limit or len(tokens))
-        with EvaluationProgress(console, title, total) as progress, in_dtype(where, dtype):
+        with EvaluationProgress(console, title, total) as progress, autocast():
             scores.append(score_at(reading, limit=limit, progress=progress.update))
     how = readings[0].method
     _print(scores, language_model, how, how if dtype is None else f"{how} in bfloat16")

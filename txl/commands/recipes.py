@@ -10,7 +10,6 @@ from txl import recipes
 from txl.commands.options import console, say
 from txl.model import make_network
 from txl.model.transformer import count_parameters
-from txl.recipes.cost import training_cost
 from txl.training.config import TrainConfig
 
 _DEFAULT_VOCABULARY = 204  # vocabulary size for a recipe without a data set
@@ -61,10 +60,5 @@ def _show(recipe: recipes.Recipe) -> None:
         newline = f" --newline {recipe.data['newline']}" if "newline" in recipe.data else ""
         say(f"txl prepare CORPUS --data FILES --as {recipe.data['rule']}{newline}")
     say(f"txl train --run RUN --data CORPUS --recipe {recipe.name}")
-    cost = training_cost(recipe.model_config(None if recipe.data else _DEFAULT_VOCABULARY), train)
-    say(
-        f"training: {cost.tokens / 1e9:.3g} billion tokens, {cost.total / 1e18:.3g} x 10^18 operations counted; "
-        f"{cost.hours(1e14):.3g} hours at 10^14 a second"
-    )
     options = " ".join(f"--{k.replace('_', '-')} {v}" for k, v in recipe.evaluate.items())
     say(f"txl eval RUN {options}".rstrip())

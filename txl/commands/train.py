@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,13 +14,15 @@ from txl.commands.training import draw_loss, header, processes, run_training
 from txl.distributed import World
 from txl.errors import TxlError
 from txl.model.config import Config, ModelConfig, config_from_json
+from txl.precision import resolved
 from txl.text import corpus as data
 from txl.text.datasets import PrepareOptions
 from txl.training import checkpoint as checkpoints
 from txl.training import run as runs
 from txl.training.config import TrainConfig
-from txl.training.timing import timed, with_precision
 from txl.training.trainer import Trainer
+
+Run = tuple[data.Corpus, Config, TrainConfig, checkpoints.Checkpoint | None]  # the last: where a new run begins
 
 
 def train(
@@ -42,7 +43,10 @@ def train(
         ),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Train so long: --steps follows the clock.", show_default=False)
+        float | None,
+        typer.Option(
+            help="Train so long: --steps follows the clock, warm-up is a thirtieth of them.", show_default=False
+        ),
     ] = None,
     resume: Annotated[
         bool,
@@ -61,23 +65,26 @@ def train(
     Several devices: torchrun --nproc-per-node N -m txl train. The schedule of the learning rate
     ends with the last of --steps.
     """
-    given = _given(source, recipe, init, options)
     if minutes is not None and (options["steps"] is not None or resume or not 0 < minutes < math.inf):
         raise TxlError("--minutes must be > 0 and finite, and goes neither with --steps nor with --resume")
+    for name, value in (("recipe", recipe), ("init", init)):
+        if resume and value is not None:
+            raise TxlError(f"--resume continues the run's own model and parameters; leave --{name} out")
     with processes(device) as (world, where):
         with world.together():
-            asked = run_to_go_on(run, given, world) if resume else new_run(run, given, world)
-        config = asked.train
+            if resume:
+                corpus, model, config, begun = run_to_go_on(run, source, options)
+            else:
+                corpus, model, config, begun = new_run(run, source, recipe, init, options, world)
         if not resume:
-            config = with_precision(config, where, world)
+            # Stored, so that a resumed run keeps it; processes that differ are refused by name.
+            config = dataclasses.replace(config, precision=resolved(config.precision, where))
         if minutes is not None:
-            config = timed(minutes, asked.corpus, asked.model, config, where, world)
+            config = dataclasses.replace(config, warmup=None if config.warmup else 0)
         trainer = Trainer(
-            run, asked.corpus, asked.model, config, resume=resume, device=where, tensorboard=tensorboard, init=asked.init,
-            world=world,
+            run, corpus, model, config, resume=resume, device=where, tensorboard=tensorboard, init=begun, world=world
         )  # fmt: skip
-        _tell_schedule(trainer, asked.steps_before)
-        say(header(trainer))
+        say(header(trainer, minutes))
         again = ["--device", device] if device != "auto" else []
         again += ["--tensorboard"] if tensorboard else []
         run_training(trainer, again, None if minutes is None else 60 * minutes)
@@ -105,123 +112,60 @@ def _with_options(command: Any) -> Any:
 train_command = _with_options(train)
 
 
-@dataclass(frozen=True)
-class Given:
-    """The options given on the command line: fields of the configurations."""
-
-    source: Path | None
-    recipe: str | None
-    init: Path | None
-    model: dict[str, Any]
-    train: dict[str, Any]
-
-
-def _given(source: Path | None, recipe: str | None, init: Path | None, options: dict[str, Any]) -> Given:
-    named = {name: value for name, value in options.items() if value is not None}
-    if "cutoffs" in named:
-        named["cutoffs"] = _cutoffs(named["cutoffs"])
-    if named.get("eval_tokens") == 0:
-        named["eval_tokens"] = None
-    model, training = (
-        {name: x for name, x in named.items() if name in config.__dataclass_fields__}
-        for config in (ModelConfig, TrainConfig)
-    )
-    return Given(source, recipe, init, model, training)
+def _fields_of(config: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options given on the command line that are fields of a configuration."""
+    given = {name: x for name, x in options.items() if x is not None and name in config.__dataclass_fields__}
+    if "cutoffs" in given:
+        given["cutoffs"] = _cutoffs(given["cutoffs"])
+    if given.get("eval_tokens") == 0:
+        given["eval_tokens"] = None
+    return given
 
 
-@dataclass(frozen=True)
-class Run:
-    """The arguments of a `Trainer`; steps_before: the number of steps before resuming, None for a
-    new run."""
-
-    corpus: data.Corpus
-    model: Config
-    train: TrainConfig
-    init: checkpoints.Checkpoint | None = None
-    steps_before: int | None = None
-
-
-def new_run(folder: Path, given: Given, world: World) -> Run:
+def new_run(
+    folder: Path, source: Path | None, recipe_name: str | None, init: Path | None, options: dict[str, Any], world: World
+) -> Run:
     """Prepare a new run. Its folder is locked before anything is written to it.
 
     Raises:
         TxlError: the folder holds a run already, or the options contradict each other.
     """
-    recipe = recipes.load(given.recipe or recipes.DEFAULT)
-    begun = None if given.init is None else checkpoints.load(given.init)
-    world.in_order(lambda: runs.begin(folder) if world.first else None)
-    if begun is None:
-        # the first process may have to prepare the corpus
-        corpus = world.in_order(
-            lambda: data.open_corpus(given.source, folder / "corpus", recipe.prepare_options(), make=world.first)
-        )
-        _tell_other_data(recipe, corpus)
-        model = config_from_json(recipe.model_with(given.model) | {"vocab_size": len(corpus.vocabulary)})
-    else:
-        if given.recipe is not None and recipe.network != getattr(begun.config, "network", None):
+    recipe = recipes.load(recipe_name or recipes.DEFAULT)
+    begun = None if init is None else checkpoints.load(init)
+    world.first_does(lambda: runs.begin(folder))
+    rule, known = recipe.prepare_options(), None
+    if begun is not None:
+        if recipe_name is not None and recipe.network != getattr(begun.config, "network", None):
             raise TxlError(
-                f"--recipe {given.recipe} is of another kind of network than {begun.path}, whose sizes --init takes; give a "
+                f"--recipe {recipe_name} is of another kind of network than {begun.path}, whose sizes --init takes; give a "
                 "recipe of its kind, or none"
             )
-        rule = PrepareOptions("words" if begun.vocabulary.unit == "words" else "auto")
-        known = begun.vocabulary
-        corpus = world.in_order(lambda: data.open_corpus(given.source, folder / "corpus", rule, known, world.first))
-        model = config_from_json(begun.config.to_json() | given.model)
-    return Run(corpus, model, TrainConfig(**(recipe.train | given.train)), begun)
+        rule, known = PrepareOptions("words" if begun.vocabulary.unit == "words" else "auto"), begun.vocabulary
+    # Only the first process prepares: two at once would write to one folder.
+    corpus = data.load(world.first_does(lambda: data.open_corpus(source, folder / "corpus", rule, known).folder))
+    base = recipe.model | {"vocab_size": len(corpus.vocabulary)} if begun is None else begun.config.to_json()
+    model = config_from_json(base | _fields_of(ModelConfig, options))
+    return corpus, model, TrainConfig(**(recipe.train | _fields_of(TrainConfig, options))), begun
 
 
-def run_to_go_on(folder: Path, given: Given, world: World) -> Run:
-    """Lock the folder of an existing run and prepare to resume it.
+def run_to_go_on(folder: Path, source: Path | None, options: dict[str, Any]) -> Run:
+    """Prepare to resume an existing run.
 
     Raises:
         TxlError: the folder holds no run, or an option would change the run.
     """
-    if given.init is not None:
-        raise TxlError("--resume continues the run with its own parameters; leave --init out")
-    if given.recipe is not None:
-        raise TxlError("--resume continues the model of the run; leave --recipe out")
-    record = runs.go_on(folder) if world.first else runs.read_record(folder)
+    record = runs.read_record(folder)
     try:
         before = TrainConfig.from_json(record.train)
         config_from_json(record.model)
     except TxlError as error:
         raise TxlError(f"{folder / 'run.json'}: cannot be resumed: {error}") from error
-    if given.source is not None and given.source.resolve() != record.corpus.resolve():
+    if source is not None and source.resolve() != record.corpus.resolve():
         raise TxlError(f"{folder}: a run is resumed on its own text, {record.corpus}; leave --data out")
     corpus = data.load(record.corpus)
-    model = config_from_json(record.model | given.model | {"vocab_size": len(corpus.vocabulary)})
-    asked = dict(given.train)
-    if asked.get("precision") == "auto":
-        del asked["precision"]
-        say(f"precision: {before.precision}, as when the run began")
-    return Run(corpus, model, dataclasses.replace(before, **asked), steps_before=before.steps)
-
-
-def _tell_other_data(recipe: recipes.Recipe, corpus: data.Corpus) -> None:
-    """Report if the corpus is not the one that the recipe's published figures are for."""
-    wanted = recipe.data.get("vocab_size")
-    if wanted is not None and (corpus.rule != recipe.data["rule"] or len(corpus.vocabulary) != wanted):
-        say(
-            f"recipe {recipe.name} is for {recipe.data['rule']} with {wanted:,} symbols; this corpus is {corpus.rule} with "
-            f"{len(corpus.vocabulary):,}, so its published figures do not apply"
-        )
-
-
-def _tell_schedule(trainer: Trainer, before: int | None) -> None:
-    """Report a learning-rate schedule that may surprise: changed by another number of steps, or
-    with a warm-up that never ends. before: the run's previous number of steps."""
-    config = trainer.config
-    if before is not None and config.steps != before:
-        say(
-            f"steps: {config.steps}, was {before}; from update {trainer.step + 1} on the learning rate follows the schedule "
-            f"of {config.steps} updates, so the run differs from one that had them from the start"
-        )
-    if config.warmup_updates >= config.steps:
-        then = " after the first update" if config.schedule == "cosine-released" else ""
-        say(
-            f"warm-up takes {config.warmup_updates:,} updates and the run has {config.steps:,}: its learning rate never "
-            f"reaches --lr{then}; --warmup sets another"
-        )
+    sizes = {"vocab_size": len(corpus.vocabulary)}
+    model = config_from_json(record.model | _fields_of(ModelConfig, options) | sizes)
+    return corpus, model, dataclasses.replace(before, **_fields_of(TrainConfig, options)), None
 
 
 def _cutoffs(text: str) -> tuple[int, ...]:

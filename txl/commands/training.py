@@ -16,9 +16,8 @@ from txl.commands.console import TrainingProgress, one_line, tell
 from txl.commands.options import console, pick_device
 from txl.distributed import SharedError, World, joined, launched, local_device, settle
 from txl.errors import Interrupted
-from txl.model.config import Config, ModelConfig, RecurrentConfig
-from txl.model.transformer import count_parameters
-from txl.paper.recurrent import RecurrentNetwork
+from txl.model.config import RecurrentConfig
+from txl.model.transformer import TransformerXL, count_parameters
 from txl.training.run import read_log
 from txl.training.trainer import Trainer
 from txl_kernels.backends import choose_unasked
@@ -28,20 +27,15 @@ _LAST_WORDS_S = 5  # seconds until SIGALRM ends the process
 _CLEAR_LINE = "\r\x1b[2K"  # clears a progress bar, and the ^C that the terminal echoes
 
 
-def train_on_terminal(trainer: Trainer, seconds: float | None = None) -> None:
-    """Train to the end, or until Ctrl-C, which ends the training after the current update with a
-    checkpoint; seconds: as in `Trainer.run`."""
-    with TrainingProgress(console, trainer) as progress, stop_on_ctrl_c(trainer):
-        trainer.run(progress.report, seconds)
-
-
 def run_training(trainer: Trainer, kept: list[str], seconds: float | None = None) -> None:
-    """Run `train_on_terminal` and draw the loss; after a Ctrl-C, print how to resume.
+    """Train to the end, or until Ctrl-C, which ends the training after the current update with a
+    checkpoint; then draw the loss and print how to resume.
 
-    kept: options that must be repeated on resume.
+    kept: options that must be repeated on resume. seconds: as in `Trainer.run`.
     """
     try:
-        train_on_terminal(trainer, seconds)
+        with TrainingProgress(console, trainer) as progress, stop_on_ctrl_c(trainer):
+            trainer.run(progress.report, seconds)
     except Interrupted:
         if trainer.world.first:
             size = str(trainer.world.size)
@@ -60,51 +54,29 @@ def draw_loss(trainer: Trainer) -> str | None:
         return reason
     unit = "bpc" if trainer.corpus.vocabulary.unit == "bytes" else "ppl"
     try:
-        entries, _ = read_log(trainer.folder / "log.jsonl")
-        pictures.draw_loss(entries, trainer.folder / "loss.png", unit)
+        pictures.draw_loss(read_log(trainer.folder / "log.jsonl"), trainer.folder / "loss.png", unit)
     except OSError as error:  # such as a full disk; the run itself is complete
         return str(error)
     return None
 
 
-def header(trainer: Trainer) -> str:
-    """Return the header: model, parameters, backend, tokens per update, and remaining updates."""
-    config, training = trainer.model.config, trainer.config
-    size = f"{config.n_layer} layers x {config.d_model}, {count_parameters(trainer.model) / 1e6:.2f}M parameters"
-    tokens = training.batch * training.scored * training.accumulate
-    dtype = trainer.updater.dtype
-    taken = "torch"
-    if not isinstance(trainer.model, RecurrentNetwork):
-        width = getattr(trainer.model.layers[0].attention, "kernel_width", trainer.model.config.d_head)
-        taken = _attention(trainer.model.config, width, trainer.device, dtype)
-    by = _computed_by(taken, trainer.device, dtype, trainer.world.size)
-    return f"{_kind(config)}, {size}; {by}; {tokens:,} tokens an update; updates {trainer.step:,} to {training.steps:,}"
-
-
-def _kind(config: Config) -> str:
+def header(trainer: Trainer, minutes: float | None = None) -> str:
+    """Return the header: model, parameters, backend, device, dtype, and updates or time."""
+    model, config, dtype = trainer.model, trainer.model.config, trainer.updater.dtype or torch.float32
+    by = "torch"
     if isinstance(config, RecurrentConfig):
-        return config.network.upper()
-    kind = "Transformer-XL" if config.encoding == "relative" else f"Transformer with {config.encoding} positions"
-    return kind if config.mem_len else f"{kind}, without memory"
-
-
-def _attention(config: ModelConfig, width: int, device: torch.device, dtype: torch.dtype | None) -> str:
-    """Return the name of the backend that computes attention with heads of this width."""
-    if config.absolute:  # the kernels only compute attention with positions in the scores
-        return "torch's attention"
-    return f"{choose_unasked(device, dtype or torch.float32, width)} backend"
-
-
-def _computed_by(taken: str, device: torch.device, dtype: torch.dtype | None, processes: int) -> str:
-    """Describe the backend, device or threads, number of processes, and autocast's dtype."""
-    if device.type == "cuda":
-        count = "" if processes == 1 else f"{processes} x "
-        where = f"{taken} on {count}{torch.cuda.get_device_name(device)}"
+        kind = config.network.upper()
     else:
-        threads = torch.get_num_threads()
-        count = "" if processes == 1 else f"{processes} processes, "
-        where = f"{taken}, {count}{threads} thread{'' if threads == 1 else 's'}{' each' if count else ''}"
-    return where if dtype is None else f"{where}, {str(dtype).removeprefix('torch.')}"
+        kind = "Transformer-XL" if config.encoding == "relative" else f"Transformer with {config.encoding} positions"
+        kind += "" if config.mem_len else ", without memory"
+    if isinstance(model, TransformerXL) and not model.config.absolute:  # else torch's attention, or none
+        width = getattr(model.layers[0].attention, "kernel_width", model.config.d_head)
+        by = f"{choose_unasked(trainer.device, dtype, width)} backend"
+    span = f"updates {trainer.step:,} to {trainer.config.steps:,}" if minutes is None else f"for {minutes:g} minutes"
+    return (
+        f"{kind}, {config.n_layer} layers x {config.d_model}, {count_parameters(model) / 1e6:.2f}M parameters; {by} on "
+        f"{trainer.device}, {str(dtype).removeprefix('torch.')}; {span}"
+    )
 
 
 @contextmanager
@@ -156,8 +128,8 @@ def stop_on_ctrl_c(trainer: Trainer) -> Iterator[None]:
     torchrun passes on, has the same effect.
     """
     signals = [signal.SIGINT] if trainer.world.size == 1 else [signal.SIGINT, signal.SIGTERM]
-    signals = [one for one in signals if signal.getsignal(one) not in (signal.SIG_IGN, None)]
     previous = {one: signal.getsignal(one) for one in signals}
+    previous = {one: handler for one, handler in previous.items() if handler not in (signal.SIG_IGN, None)}
 
     def handler(number: int, frame: FrameType | None) -> None:
         trainer.request_stop()
@@ -167,10 +139,10 @@ def stop_on_ctrl_c(trainer: Trainer) -> Iterator[None]:
             with suppress(OSError):
                 os.write(2, ((_CLEAR_LINE if os.isatty(2) else "") + FINISHING).encode())
 
-    for one in signals:
+    for one in previous:
         signal.signal(one, handler)
     try:
         yield
     finally:
-        for one in signals:
-            signal.signal(one, previous[one])
+        for one, former in previous.items():
+            signal.signal(one, former)

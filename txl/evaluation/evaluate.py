@@ -24,7 +24,6 @@ from txl.fields import COUNT, check_ranges, check_types
 from txl.model import Network
 from txl.model.config import ModelConfig, RecurrentConfig
 from txl.paper.recurrent import RecurrentNetwork
-from txl.precision import autocast_dtype, multiplies_bf16
 from txl.text.corpus import as_tensor
 from txl.text.streams import Counting, scored_segments
 from txl.text.vocabulary import Tokens
@@ -260,16 +259,3 @@ def sliding_losses(
             with seeing(model, None):
                 hidden = model.read(block, mem_len=0, last=scored).hidden
             yield model.softmax.nll(hidden, targets).flatten()
-
-
-def in_dtype(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
-    """Return a torch.autocast context for dtype; None disables autocast."""
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
-
-
-def evaluation_dtype(asked: str, device: torch.device) -> torch.dtype | None:
-    """Return the dtype to evaluate in; None for the parameters' own.
-
-    asked: one of `PRECISIONS`; "auto" is bfloat16 if the device multiplies it faster.
-    """
-    return autocast_dtype("bf16" if asked == "auto" and multiplies_bf16(device) else asked, device)

@@ -144,7 +144,7 @@ def _nvidia_config(given: dict[str, Any]) -> ModelConfig:
 def _renamed(state: dict[str, Tensor], given: dict[str, Any], config: ModelConfig) -> dict[str, Tensor]:
     """Rename tensors to the original code's names."""
     found: dict[str, Tensor] = {}
-    bins = [str(i) for i in range(len(config.bins))]
+    bins = [str(i) for i in range(len(config.cutoffs) + 1)]
     for name, x in state.items():
         kind, _, i = name.removeprefix("crit.").rpartition(".")
         if name.startswith("crit.shared_out_projs.") and i in bins:

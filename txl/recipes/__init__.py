@@ -56,19 +56,6 @@ class Recipe:
             raise TxlError(f"recipe {self.name} belongs to no data set: vocab_size must be given")
         return config_from_json({"vocab_size": vocab_size} | self.model)
 
-    def model_with(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return `model` updated with given options, without the options that only fit a replaced
-        one."""
-        values = dict(self.model)
-        if given.get("encoding", values.get("encoding", "relative")) != values.get("encoding", "relative"):
-            for name in ("table_len", "untie_r", "clamp_len"):
-                values.pop(name, None)
-        if given.get("tie_weight") is False:
-            values.pop("tie_projs", None)
-        if given.get("cutoffs") == ():
-            values.pop("div_val", None)
-        return values | given
-
     def prepare_options(self) -> PrepareOptions:
         """Return the options that prepare this recipe's corpus from its source."""
         if not self.data:

@@ -149,18 +149,12 @@ def open_corpus(
     folder: AnyPath,
     options: PrepareOptions = _AUTO,
     vocabulary: Vocabulary | None = None,
-    make: bool = True,
 ) -> Corpus:
     """Open a prepared corpus; any other source is first prepared in `folder`, inside a new run's,
     with the given options and vocabulary. A corpus there is of a run that was killed before its
-    first checkpoint, and is removed.
-
-    make: whether to prepare; else another process has done it.
-    """
+    first checkpoint, and is removed."""
     if source is not None and Path(source, META).is_file():
         return load(source)
-    if not make:
-        return load(folder)
     if Path(folder, META).is_file() and not Path(folder).is_symlink():
         for name in NAMES:
             Path(folder, name).unlink(missing_ok=True)

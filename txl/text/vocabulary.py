@@ -35,8 +35,6 @@ def token_dtype(size: int) -> type[np.unsignedinteger[Any]]:
     return np.uint16 if size <= 1 << 16 else np.uint32
 
 
-
-
 @dataclass(frozen=True)
 class ByteVocabulary:
     """The bytes that a corpus uses, in order; token n is byte symbols[n].

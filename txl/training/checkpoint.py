@@ -19,24 +19,15 @@ from txl.model import Network, as_transformer, make_network
 from txl.model.config import Config, config_from_json
 from txl.paths import AnyPath, replaced
 from txl.text.vocabulary import Vocabulary, from_file
+from txl.training.config import TrainConfig
 
-FORMAT = "txl-2"
+FORMAT = "txl-3"
 VOCABULARY = "vocabulary"  # content of the vocabulary's file, stored as a tensor because a header must stay small
 BEST, LAST = "best.safetensors", "last.safetensors"  # of a run: the lowest validation loss, and the one to resume from
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Header:
-    """JSON in a checkpoint's header."""
-
-    format: str
-    config: dict[str, Any]
-    state: dict[str, Any]
-    vocabulary: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +40,6 @@ class State:
         train: the `TrainConfig`. corpus: fingerprint of the corpus.
         attn_len, segment: as in `Checkpoint`. ranks: number of processes.
         averaging: whether averaging of the weights has begun.
-        attention_dropout: name of the generator of dropout bits; "" in checkpoints of earlier
-            versions.
-        validation_due: whether the run ended before the validation that is due at this step.
-        valid: validation loss of a best checkpoint. imported, averaged: origin of a checkpoint made
-            from others.
     """
 
     step: int = 0
@@ -65,16 +51,13 @@ class State:
     ranks: int = 1
     losses: tuple[float, ...] = ()
     averaging: bool = False
-    attention_dropout: str = ""
-    validation_due: bool = False
-    valid: float = math.inf
-    imported: str = ""
-    averaged: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if math.isnan(self.best_loss):
             raise TxlError("best_loss must be a number, got nan")
         check_ranges(self, step=(0, COUNT[1]), attn_len=COUNT, segment=COUNT, ranks=COUNT)
+        if self.train:
+            TrainConfig.from_json(self.train)
 
 
 @dataclass(frozen=True)
@@ -115,10 +98,14 @@ def _read_header(path: Path, header: Any, written: Tensor) -> tuple[Config, Voca
     Raises:
         TxlError: the checkpoint is of another version, or damaged; the message names the field.
     """
-    if isinstance(header, dict) and isinstance(header.get("format"), str) and header["format"] != FORMAT:
-        raise TxlError(f"{path}: checkpoint format {header['format']!r} is not {FORMAT!r} of this version")
+    found = header.get("format") if isinstance(header, dict) else None
+    if found != FORMAT:
+        raise TxlError(f"{path}: checkpoint format {found!r} is not {FORMAT!r} of this version")
     try:
-        from_values(State, from_values(Header, header).state)
+        for name in ("config", "state", "vocabulary"):
+            if not isinstance(header.get(name), dict):
+                raise TxlError(f"{name} must be an object, got {header.get(name)!r:.40}")
+        from_values(State, header["state"])
         if written.dtype != torch.uint8:
             raise TxlError(f"{VOCABULARY} must be a tensor of uint8, got {written.dtype}")
         vocabulary = from_file(written.numpy().tobytes(), header["vocabulary"])

@@ -48,9 +48,9 @@ class TrainConfig:
         intermediate_losses: add the loss of a prediction from layer l of n during the first l / 2n
             of the updates (Al-Rfou et al. 2018).
         eval_tokens: tokens of the validation split scored at each validation; None for all.
-        save_every: updates between checkpoints; one is also written at the end and on Ctrl-C.
-        precision: "fp32"; "bf16", by torch.autocast; "auto": bf16 on a GPU with native bfloat16,
-            else fp32. On a CPU the commands resolve "auto" (`txl.training.timing.with_precision`).
+        save_every: updates between checkpoints; one is also written at validations and on Ctrl-C.
+        precision: "fp32"; "bf16", by torch.autocast; "auto": see `txl.precision.resolved`.
+            `txl train` stores the precision that it resolves "auto" to.
         compile: compile the layers with torch.compile. recompute: recompute each layer's
             activations in backward (activation checkpointing) to save memory.
     """
@@ -125,10 +125,8 @@ class TrainConfig:
     def from_json(cls, values: dict[str, Any]) -> "TrainConfig":
         """Make the options from JSON; raise TxlError for an unknown field or a value of the wrong
         type."""
-        if values.get("offload_memory") is True:
-            raise TxlError("offload_memory is an option of earlier versions; finish the run with the one that began it")
         try:
-            return cls(**{name: x for name, x in values.items() if name != "offload_memory"})
+            return cls(**values)
         except (TypeError, ValueError) as error:
             raise TxlError(f"the options of training are damaged: {error}") from error
 

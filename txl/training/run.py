@@ -3,22 +3,20 @@
 
 import json
 import os
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from txl.errors import TxlError
-from txl.paths import AnyPath, append_text, lock_file, naming, read_bytes, read_text, remove_leftovers, replace_text
+from txl.paths import AnyPath, lock_file, naming, read_bytes, read_text, remove_leftovers, replace_text
 from txl.training.checkpoint import BEST, LAST
 
 # Options that may change on resume: they set the run's length, its reports, or how (not what) it
 # computes.
 CHANGEABLE = ("steps", "eval_every", "save_every", "log_every", "batch_chunk", "compile", "recompute")
 
-_locks: dict[str, tuple[int, int]] = {}  # locks held by this process, by folder: descriptor and inode of the file
+locks: dict[str, int] = {}  # locks held by this process: descriptors, by folder
 
 
 @dataclass(frozen=True)
@@ -42,31 +40,10 @@ def begin(folder: Path) -> None:
     Raises:
         TxlError: another process trains there, or a run has left a checkpoint there.
     """
-    refuse_used_folder(folder)
     with naming(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    take(folder)
-    refuse_used_folder(folder)  # another process may have written one before the lock was taken
-
-
-def go_on(folder: Path) -> RunRecord:
-    """Lock the folder of an existing run, before anything in it is changed, and return its record.
-
-    Raises:
-        TxlError: another process trains there, or the folder holds no run.
-    """
-    read_record(folder)
-    take(folder)
-    return read_record(folder)
-
-
-def take(folder: Path) -> None:
-    """Lock a run's folder and remove the temporary files of processes that were killed.
-
-    Raises:
-        TxlError: another process trains there.
-    """
     lock(folder)
+    refuse_used_folder(folder)
     remove_leftovers(folder)
 
 
@@ -114,83 +91,32 @@ def lock(folder: Path) -> None:
     Raises:
         TxlError: another process trains there.
     """
-    key, path = str(folder.resolve()), folder / ".lock"
-    held = _locks.get(key)
-    if held is not None and path.exists() and path.stat().st_ino == held[1]:
-        return  # held already; a folder that was removed and created again has another inode
-    descriptor = lock_file(path)
-    if descriptor is None:
-        raise TxlError(f"{folder}: another process is training there")
-    _locks[key] = descriptor, os.fstat(descriptor).st_ino
+    key = str(folder.resolve())
+    if key not in locks:
+        descriptor = lock_file(folder / ".lock")
+        if descriptor is None:
+            raise TxlError(f"{folder}: another process is training there")
+        locks[key] = descriptor
 
 
-def unlock(folder: Path) -> None:
-    """Release the lock of a folder, if this process holds it."""
-    held = _locks.pop(str(folder.resolve()), None)
-    if held is not None:
-        os.close(held[0])
-
-
-@contextmanager
-def not_training(folder: Path) -> Iterator[None]:
-    """Lock a folder while the block runs, if it is a run's folder.
-
-    Raises:
-        TxlError: another process trains there.
-    """
-    if not (folder / "run.json").exists() or str(folder.resolve()) in _locks:
-        yield
-        return
-    lock(folder)
-    try:
-        yield
-    finally:
-        unlock(folder)
-
-
-def append_log(path: Path, entry: dict[str, Any]) -> None:
-    """Append an entry to a log, one JSON object a line."""
-    append_text(path, json.dumps(entry) + "\n")
-
-
-def read_log(path: AnyPath) -> tuple[list[dict[str, Any]], int]:
-    """Return the entries of a log and the number of invalid lines (not JSON, not an object, or
-    without a step).
+def read_log(path: AnyPath) -> list[dict[str, Any]]:
+    """Return the entries of a log; lines that are not JSON objects with a step are left out.
 
     Raises:
         OSError: it cannot be read, or is not a regular file.
     """
-    found, damaged = [], 0
-    try:
-        lines = read_bytes(Path(path)).split(b"\n")
-    except FileNotFoundError:
-        return [], 0
-    for line in lines:
-        if not line:
-            continue
-        try:
+    found: list[dict[str, Any]] = []
+    if not os.path.lexists(path):
+        return found
+    for line in read_bytes(Path(path)).split(b"\n"):
+        with suppress(ValueError, KeyError, TypeError, RecursionError):
             entry = json.loads(line)
-            if not isinstance(entry["step"], int) or not isinstance(entry, dict):
-                raise TypeError
-            found.append(entry)
-        except (ValueError, KeyError, TypeError, RecursionError):
-            damaged += 1
-    return found, damaged
+            if isinstance(entry["step"], int):
+                found.append(entry)
+    return found
 
 
-def truncate_log(path: Path, step: int, validated: bool = True) -> None:
-    """Remove from a log what a killed run wrote after its last checkpoint, including an incomplete
-    line.
-
-    validated: False if the validation at this step will be repeated, so that its entry is removed
-    too.
-
-    If the log has damaged lines, a copy is kept as `log.damaged.jsonl`, with a warning.
-    """
-    entries, damaged = read_log(path)
-    if damaged > 1 or (damaged and read_bytes(path).endswith(b"\n")):  # more than one truncated last line
-        kept = path.with_name("log.damaged.jsonl")
-        os.replace(path, kept)
-        warnings.warn(f"{path}: {damaged} damaged lines were dropped; the file as it was is {kept.name}", stacklevel=2)
-    done = [e for e in entries if e["step"] < step or (e["step"] == step and (validated or "valid_loss" not in e))]
-    replace_text(path, "".join(json.dumps(entry) + "\n" for entry in done))
+def truncate_log(path: Path, step: int) -> None:
+    """Remove from a log what a killed run wrote after its last checkpoint, and lines that are not
+    entries."""
+    replace_text(path, "".join(json.dumps(entry) + "\n" for entry in read_log(path) if entry["step"] <= step))

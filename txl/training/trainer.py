@@ -1,10 +1,9 @@
 """The trainer: updates, validations and checkpoints of a run, which can be resumed bit for bit."""
 
 import dataclasses
-import hashlib
+import json
 import math
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,23 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl.distributed import SharedError, World, agree_on
+from txl.distributed import World, agree_on
 from txl.errors import Interrupted, TxlError
 from txl.evaluation.evaluate import Reading, Score, default_method, evaluate, perplexity
 from txl.model import Network, make_network
 from txl.model.config import Config, RecurrentConfig
-from txl.paths import AnyPath, replace_text
+from txl.paths import AnyPath, append_text, remove_leftovers, replace_text
 from txl.text.corpus import Corpus
 from txl.text.streams import training_streams
 from txl.training import checkpoint as checkpoints
 from txl.training import run as runs
 from txl.training.checkpoint import Checkpoint
 from txl.training.config import TrainConfig, learning_rate
-from txl.training.update import Batches, NotFinite, Updated, Updater
-from txl_kernels.call import DROPOUT_BITS
+from txl.training.update import Batches, Updated, Updater
 
 _DAMAGED = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)
-_SETTLED = 0.05  # fraction of the given time that must pass before step times are used
+_UNTIMED = 4  # updates before the clock is followed, which first calls and compilation make slow
 OnEntry = Callable[[dict[str, Any]], None]  # receives an entry of the log
 
 
@@ -54,7 +52,7 @@ class Trainer:
 
     def __init__(
         self,
-        folder: AnyPath | None,
+        folder: AnyPath,
         corpus: Corpus,
         model_config: Config,
         config: TrainConfig,
@@ -68,7 +66,6 @@ class Trainer:
         """Start a run, or resume one from its last checkpoint; the number of processes may differ
         from before.
 
-        folder: None for a trial that writes no files; then only `advance` may be called.
         init: a checkpoint whose parameters a new run begins with; None to draw them.
 
         Raises:
@@ -78,8 +75,7 @@ class Trainer:
                 divisible by the number of processes; or the processes differ in code, configuration
                 or corpus.
         """
-        trial = folder is None
-        self.folder = folder = Path() if folder is None else Path(folder)
+        self.folder = folder = Path(folder)
         self.corpus, self.config, self.world = corpus, config, world
         self.device = torch.device(device)
         self.best, self.last = folder / checkpoints.BEST, folder / checkpoints.LAST
@@ -98,24 +94,25 @@ class Trainer:
                 if init.vocabulary != corpus.vocabulary:
                     raise TxlError(f"{init.path}: its vocabulary is not that of the corpus in {corpus.folder}")
                 checkpoints.load_parameters(network, init)
-            if world.first and not trial:
+            if world.first:
                 if not resume:
                     runs.begin(folder)
                 elif folder.is_dir():
-                    runs.take(folder)
+                    runs.lock(folder)
+                    remove_leftovers(folder)
         self.updater = Updater(network.to(self.device), config, world, self.device)
         self.step = 0
         self.saved_step: int | None = None
         self.attn_len = model_config.attn_len(self.segment)
         self.best_loss = math.inf
-        self.stop_requested = self.validation_due = False
+        self.stop_requested = False
         if resume:
             self._restore()
         elif not world.first:
             self._seed_anew()
         self._board = None
         with world.together():
-            if world.first and not trial:
+            if world.first:
                 self._write_record()
                 if not resume:
                     replace_text(folder / "log.jsonl", "")
@@ -150,25 +147,27 @@ class Trainer:
         """Train up to `config.steps`.
 
         report: called after each logged update and each evaluation with the entry of the log.
-        seconds: time to train for; `config.steps`, and with it the learning-rate schedule, is
-        adjusted to the measured speed.
+        seconds: time to train for; `config.steps`, and with it the learning-rate schedule, follows
+        the measured speed from the fifth update on.
 
         Raises:
             Interrupted: `request_stop` was called.
             TxlError: loss or gradient are no longer finite, or a checkpoint cannot be written.
         """
-        began, first = time.perf_counter(), self.step
-        if self.validation_due:  # the run was interrupted before this validation
-            self.validation_due = False
-            self._evaluate(report)
-            self.save()
-        since, updates = time.perf_counter(), 0
+        began = since = time.perf_counter()
+        first, updates, settled = self.step, 0, began
         while self.step < (c := self.config).steps:
             updated = self._update()
             updates += 1
             rate_of_learning, logged = learning_rate(self.step - 1, c), self.step % c.log_every == 0
-            if seconds is not None and (logged or self.world.size == 1 or self.step == c.steps):
-                c = self._follow_clock(first, time.perf_counter() - began, seconds)
+            if self.step - first == _UNTIMED:
+                settled = time.perf_counter()
+            elif (
+                seconds is not None
+                and self.step - first > _UNTIMED
+                and (logged or self.world.size == 1 or self.step == c.steps)
+            ):
+                c = self._follow_clock(self.step - first - _UNTIMED, settled, began + seconds)
             if logged or self.step == c.steps:
                 now = time.perf_counter()
                 rate = updates * c.batch * c.scored * c.accumulate / (now - since)
@@ -178,50 +177,36 @@ class Trainer:
                 entry |= {"lr": rate_of_learning, "tokens_per_s": rate}
                 self._log(entry, report)
                 since, updates = now, 0
-            # With several processes, only the exchanged flag counts: a process's own may have been
-            # set since.
-            stop = self.stop_requested if self.world.size == 1 else updated.stop
-            # a validation that is due would take its time, so it is left to the resumed run
-            if stop and self.step < c.steps:
-                self.validation_due = self.step % c.eval_every == 0
-                self.save()
-                raise Interrupted
-            if self.step % c.eval_every == 0 or self.step == c.steps:
+            validates = self.step % c.eval_every == 0 or self.step == c.steps
+            if validates:
                 paused = time.perf_counter()
-                if self.saved_step is None:
-                    # written first, so that the run can be resumed if it ends during the validation
-                    self.validation_due = True
-                    self.save()
-                    self.validation_due = False
                 self._evaluate(report)
                 since += time.perf_counter() - paused
-            if self.step % c.save_every == 0 or self.step == c.steps:
+            # With several processes, only the exchanged flag counts: a process's own may have been
+            # set since.
+            stop = (self.stop_requested if self.world.size == 1 else updated.stop) and self.step < c.steps
+            if validates or stop or self.step % c.save_every == 0:
                 self.save()
+            if stop:
+                raise Interrupted
 
-    def _follow_clock(self, first: int, taken: float, seconds: float) -> TrainConfig:
-        """Set `config.steps` to the number that fits into `seconds`, given the seconds `taken`
-        since step `first`. Before the first checkpoint, set the steps between evaluations and
-        between checkpoints to a quarter of it. All processes use the first one's clock."""
-        taken = self.world.gather(taken)[0]
-        if taken > _SETTLED * seconds or self.step == self.config.steps:
-            steps = max(first + int((self.step - first) * seconds / taken), self.step)
-            every = max(-(-steps // 4), self.step) if self.saved_step is None else self.config.eval_every
-            self.config = dataclasses.replace(self.config, steps=steps, eval_every=every, save_every=every)
-            self.updater.config = self.config
+    def _follow_clock(self, updates: int, since: float, end: float) -> TrainConfig:
+        """Set `config.steps` to the number that is done at the time `end`, after a number of
+        `updates` since the time `since`. Before the first checkpoint, set the steps between
+        evaluations and between checkpoints to a quarter of it. All processes use the first one's
+        clock."""
+        now = time.perf_counter()
+        left = self.world.gather(max(int((end - now) * updates / (now - since)), 0))[0]
+        steps = self.step + left
+        every = max(-(-steps // 4), self.step) if self.saved_step is None else self.config.eval_every
+        self.config = dataclasses.replace(self.config, steps=steps, eval_every=every, save_every=every)
+        self.updater.config = self.config
         return self.config
 
     def _update(self) -> Updated:
-        try:
-            updated = self.updater.update(self.step, self.batches, lambda: self.stop_requested)
-        except NotFinite as error:  # raised in all processes
-            raise SharedError(f"{error} at step {self.step + 1}; {self._last_good()}", 0) from error
+        updated = self.updater.update(self.step, self.batches, lambda: self.stop_requested)
         self.step += 1
         return updated
-
-    def _last_good(self) -> str:
-        if self.saved_step is None:
-            return "no checkpoint had been written yet"
-        return f"the last good checkpoint is {self.last} (step {self.saved_step})"
 
     def _score(self, model: Network) -> Score:
         """Score the validation split at training's longest attention length, in the first
@@ -247,7 +232,7 @@ class Trainer:
         self._log(entry, report)
         if score.nats < self.best_loss:
             self.best_loss = score.nats
-            state = {"step": self.step, "valid": score.nats, "attn_len": self.attn_len, "segment": self.segment}
+            state = {"step": self.step, "attn_len": self.attn_len, "segment": self.segment}
             with self.world.together():
                 if self.world.first:
                     checkpoints.save(self.best, model, self.corpus.vocabulary, state, {})
@@ -255,7 +240,7 @@ class Trainer:
     def _log(self, entry: dict[str, Any], report: OnEntry | None) -> None:
         if not self.world.first:
             return
-        runs.append_log(self.folder / "log.jsonl", entry)
+        append_text(self.folder / "log.jsonl", json.dumps(entry) + "\n")
         if self._board is not None:
             for name, value in entry.items():
                 if name != "step":
@@ -290,22 +275,20 @@ class Trainer:
         average = self.updater.average
         state: dict[str, Any] = {"step": self.step, "best_loss": self.best_loss, "train": self.config.to_json()}
         state |= {"corpus": self.corpus.fingerprint, "attn_len": self.attn_len, "segment": self.segment}
-        state |= {"validation_due": self.validation_due, "ranks": self.world.size}
-        state |= {"attention_dropout": DROPOUT_BITS}
+        state |= {"ranks": self.world.size}
         return state | {"losses": average.losses, "averaging": average.started}
 
     def _rng(self) -> dict[str, Tensor]:
         """Return the states of this process's random generators."""
-        own = {f"{_rng_name(self.world)}.cpu": torch.get_rng_state()}
+        own = {f"rng.{self.world.rank}.cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
-            own[f"{_rng_name(self.world)}.cuda"] = torch.cuda.get_rng_state(self.device)
+            own[f"rng.{self.world.rank}.cuda"] = torch.cuda.get_rng_state(self.device)
         return own
 
     def _seed_anew(self) -> None:
         """Seed this process's random generators differently from those of all other processes and
         steps."""
-        given = f"{self.config.seed} {self.step} {self.world.rank} {self.world.size}".encode()
-        torch.manual_seed(int.from_bytes(hashlib.sha256(given).digest()[:7], "little"))
+        torch.manual_seed((self.config.seed + 1_000_003 * self.step + self.world.rank) % 2**63)
 
     def _restore(self) -> None:
         """Resume the run from its newest checkpoint.
@@ -314,89 +297,42 @@ class Trainer:
             TxlError: there is none, it is damaged, or it has other options or another corpus.
         """
         with self.world.together():
-            saved = self._open()
-        self.world.agree({"the checkpoint to resume from": f"{saved.path.name}, {saved.digest[:16]}"})
-        try:
-            self._take_up(saved)
-        except _DAMAGED as error:
-            raise _damaged(saved, error) from error
+            saved = checkpoints.load(self.last)
+            state = saved.state
+            if "train" not in state:
+                raise TxlError(f"{saved.path}: holds parameters only (a best checkpoint?); it cannot be resumed")
+            self.world.agree({"the checkpoint to resume from": f"{saved.path.name}, {saved.digest[:16]}"})
+            try:
+                runs.refuse_changes(self.folder, "model", saved.config.to_json(), self.model.config.to_json())
+                runs.refuse_changes(self.folder, "training", state["train"], self.config.to_json(), runs.CHANGEABLE)
+                if state["corpus"] != self.corpus.fingerprint:
+                    raise TxlError(
+                        f"{self.folder}: cannot resume on another text: {self.corpus.folder} is not what it was trained on"
+                    )
+                if self.config.steps < state["step"]:
+                    raise TxlError(
+                        f"{self.folder}: steps is {self.config.steps}, but {state['step']} updates are done already"
+                    )
+                self.updater.load_state_dict(saved)
+                self.batches.load_state_dict(saved)
+                self.step, self.best_loss = state["step"], state["best_loss"]
+                self._restore_rng(saved)
+            except _DAMAGED as error:
+                raise TxlError(f"{saved.path}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
         self.saved_step = self.step
         if self.world.first:
-            _tell_other_warm_up(saved, self.config)
-            _tell_other_dropout(saved, getattr(self.model.config, "attn_dropout", 0.0))
-            runs.truncate_log(self.folder / "log.jsonl", self.step, not self.validation_due)
+            runs.truncate_log(self.folder / "log.jsonl", self.step)
 
-    def _open(self) -> Checkpoint:
-        """Read the newest checkpoint and check that it belongs to this run."""
-        saved = checkpoints.load(self.last)
-        if "train" not in saved.state:
-            raise TxlError(f"{saved.path}: holds parameters only (a best checkpoint?); it cannot be resumed")
-        try:
-            self._refuse_others(saved)
-        except _DAMAGED as error:
-            raise _damaged(saved, error) from error
-        return saved
-
-    def _refuse_others(self, saved: Checkpoint) -> None:
-        """Raise TxlError if the checkpoint has other options or another corpus."""
-        try:
-            before = TrainConfig.from_json(saved.state["train"]).to_json()  # with defaults for options added since
-        except TxlError as error:
-            raise _damaged(saved, error) from error
-        runs.refuse_changes(self.folder, "model", saved.config.to_json(), self.model.config.to_json())
-        runs.refuse_changes(self.folder, "training", before, self.config.to_json(), runs.CHANGEABLE)
-        if saved.state["corpus"] != self.corpus.fingerprint:
-            raise TxlError(
-                f"{self.folder}: cannot resume on another text: {self.corpus.folder} is not what it was trained on"
-            )
-        if self.config.steps < saved.state["step"]:
-            raise TxlError(
-                f"{self.folder}: steps is {self.config.steps}, but {saved.state['step']} updates are done already"
-            )
-
-    def _take_up(self, saved: Checkpoint) -> None:
-        self.updater.load_state_dict(saved)
-        self.batches.load_state_dict(saved)
-        self.step, self.best_loss = saved.state["step"], saved.state["best_loss"]
-        self.validation_due = bool(saved.state["validation_due"])
-        if saved.state.get("ranks", 1) != self.world.size:
+    def _restore_rng(self, saved: Checkpoint) -> None:
+        """Set the states of this process's random generators, or seed them where the number of
+        processes differs from before."""
+        if saved.state["ranks"] != self.world.size:
             self._seed_anew()
             return
-        name = _rng_name(self.world)
-        torch.set_rng_state(saved.tensors[f"{name}.cpu"])
-        if f"{name}.cuda" in saved.tensors and self.device.type == "cuda":
-            torch.cuda.set_rng_state(saved.tensors[f"{name}.cuda"], self.device)
-
-
-def _rng_name(world: World) -> str:
-    return "rng" if world.first else f"rng.{world.rank}"
-
-
-def _damaged(saved: Checkpoint, error: Exception) -> TxlError:
-    said = str(error) if isinstance(error, TxlError) else f"{type(error).__name__}: {error}"
-    return TxlError(f"{saved.path}: the checkpoint is damaged: {said}")
-
-
-def _tell_other_warm_up(saved: Checkpoint, config: TrainConfig) -> None:
-    """Warn if an earlier version began this warm-up, whose rates were one update ahead of this
-    version's."""
-    step, warmup = saved.state["step"], config.warmup_updates
-    if config.schedule == "cosine-released" and "streams" not in saved.state["train"] and step < warmup:
-        warnings.warn(
-            f"{saved.path}: an earlier version began the warm-up of schedule 'cosine-released' one update ahead of the "
-            f"released code; updates {step + 1} to {warmup} take its rates",
-            stacklevel=2,
-        )
-
-
-def _tell_other_dropout(saved: Checkpoint, rate: float) -> None:
-    """Warn if the run was begun by a version with another generator of attention-dropout bits."""
-    if rate and saved.state.get("attention_dropout") != DROPOUT_BITS:
-        warnings.warn(
-            f"{saved.path}: an earlier version drew other bits for attention dropout; the run goes on with those of "
-            f"this one, {DROPOUT_BITS}, and is not bit for bit what it would have been",
-            stacklevel=2,
-        )
+        torch.set_rng_state(saved.tensors[f"rng.{self.world.rank}.cpu"])
+        on_device = saved.tensors.get(f"rng.{self.world.rank}.cuda")
+        if on_device is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(on_device, self.device)
 
 
 def _check_fit(model: Config, training: TrainConfig, segment: int) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from txl.distributed import World
+from txl.distributed import SharedError, World
 from txl.errors import TxlError
 from txl.model import Network, as_transformer
 from txl.model.adaptive import IGNORED, AdaptiveSoftmax
@@ -47,48 +47,6 @@ def layers_that_predict(n_layer: int, done: float) -> range:
     return range(int(2 * n_layer * done), n_layer - 1)
 
 
-def segment_loss(
-    model: Network,
-    tokens: Tensor,
-    targets: Tensor,
-    memory: HiddenMemory | None,
-    *,
-    ext_len: int = 0,
-    intermediate: range = range(0),
-) -> SegmentLoss:
-    """Compute the mean loss over the targets plus the auxiliary losses that are switched on.
-
-    Args:
-        tokens: [B, E + L], context of E tokens that were read before, then the segment.
-        targets: [B, L], the tokens that follow the last L of `tokens`.
-        memory: see `TransformerXL.read`.
-        ext_len: tokens at the end that the next segment reads again.
-        intermediate: indices of layers below the last whose predictions are trained too.
-    """
-    scored = targets.size(1)
-    states = model.read(tokens, memory, ext_len=ext_len)
-
-    def mean(softmax: AdaptiveSoftmax, hidden: Tensor, wanted: Tensor) -> Tensor:
-        nll = softmax.nll(hidden, wanted)
-        return nll.sum() / (wanted != IGNORED).sum().clamp(min=1)
-
-    def predicted(hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of the next token, and that loss plus the weighted loss of the token
-        after it if the model has a second softmax."""
-        hidden = hidden[:, -scored:]
-        first = mean(model.softmax, hidden, targets)
-        if model.second_softmax is None:
-            return first, first
-        # The second target of the last token is in the next segment. A segment of one token has no
-        # second target, but the softmax is computed so that every parameter gets a gradient.
-        return first, first + SECOND_TARGET_WEIGHT * mean(model.second_softmax, hidden[:, :-1], targets[:, 1:])
-
-    nll, total = predicted(states.hidden)
-    for i in intermediate:
-        total = total + predicted(as_transformer(model, "a loss of lower layers").finish(states.layers[i]))[1]
-    return SegmentLoss(total, nll.detach(), states.memory)
-
-
 class SegmentTraining(nn.Module):
     """A network whose forward returns the loss of a segment, because DDP hooks into forward."""
 
@@ -97,10 +55,45 @@ class SegmentTraining(nn.Module):
         self.network = network
 
     def forward(
-        self, tokens: Tensor, targets: Tensor, memory: HiddenMemory | None, ext_len: int, intermediate: range
+        self,
+        tokens: Tensor,
+        targets: Tensor,
+        memory: HiddenMemory | None,
+        ext_len: int = 0,
+        intermediate: Sequence[int] = (),
     ) -> SegmentLoss:
-        """Compute `segment_loss` of the network."""
-        return segment_loss(self.network, tokens, targets, memory, ext_len=ext_len, intermediate=intermediate)
+        """Compute the mean loss over the targets plus the auxiliary losses that are switched on.
+
+        Args:
+            tokens: [B, E + L], context of E tokens that were read before, then the segment.
+            targets: [B, L], the tokens that follow the last L of `tokens`.
+            memory: see `TransformerXL.read`.
+            ext_len: tokens at the end that the next segment reads again.
+            intermediate: indices of layers below the last whose predictions are trained too.
+        """
+        scored = targets.size(1)
+        model = self.network
+        states = model.read(tokens, memory, ext_len=ext_len)
+
+        def mean(softmax: AdaptiveSoftmax, hidden: Tensor, wanted: Tensor) -> Tensor:
+            nll = softmax.nll(hidden, wanted)
+            return nll.sum() / (wanted != IGNORED).sum().clamp(min=1)
+
+        def predicted(hidden: Tensor) -> tuple[Tensor, Tensor]:
+            """Return the loss of the next token, and that loss plus the weighted loss of the token
+            after it if the model has a second softmax."""
+            hidden = hidden[:, -scored:]
+            first = mean(model.softmax, hidden, targets)
+            if model.second_softmax is None:
+                return first, first
+            # The second target of the last token is in the next segment. A segment of one token has
+            # no second target, but the softmax is computed so that every parameter gets a gradient.
+            return first, first + SECOND_TARGET_WEIGHT * mean(model.second_softmax, hidden[:, :-1], targets[:, 1:])
+
+        nll, total = predicted(states.hidden)
+        for i in intermediate:
+            total = total + predicted(as_transformer(model, "a loss of lower layers").finish(states.layers[i]))[1]
+        return SegmentLoss(total, nll.detach(), states.memory)
 
 
 class Chunk(NamedTuple):
@@ -259,10 +252,6 @@ def is_due(losses: Sequence[float], loss: float, patience: int) -> bool:
     return len(losses) > patience and loss > min(losses[:-patience])
 
 
-class NotFinite(Exception):
-    """A loss or gradient is infinite or NaN; raised in all processes."""
-
-
 class Updated(NamedTuple):
     """Mean loss in nats, norm of the gradient before clipping, and whether any process asks to
     stop."""
@@ -296,7 +285,7 @@ class Updater:
         stop.
 
         Raises:
-            NotFinite: the loss or gradient is not finite; nothing was changed.
+            SharedError: the loss or gradient is not finite; nothing was changed.
         """
         c, module = self.config, self.module
         self.network.train()
@@ -322,8 +311,9 @@ class Updater:
         total, stops, length = torch.cat([told, norm.to(told.dtype).reshape(1)]).tolist()
         total /= self.world.size
         if not math.isfinite(total) or not math.isfinite(length):
-            raise NotFinite(
-                f"the loss became {total}" if not math.isfinite(total) else f"the gradient's norm became {length}"
+            what = f"the loss became {total}" if not math.isfinite(total) else f"the gradient's norm became {length}"
+            raise SharedError(
+                f"{what} at step {step + 1}; the run's last checkpoint, if there is one, is from before", 0
             )
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -345,12 +335,20 @@ class Updater:
         """Load parameters, optimizers and average from a checkpoint.
 
         Raises:
-            TxlError: a parameter is missing, unknown or of another shape.
+            TxlError: a parameter, or an optimizer's state of one, is missing, unknown or of another
+                shape.
             KeyError, ValueError, RuntimeError: the rest is damaged.
         """
         load_parameters(self.network, saved)
-        for n, optimizer in enumerate(self.optimizers):
-            state = _slots(saved.part(f"optimizer.{n}"), optimizer)
+        for n, optimizer in enumerate(self.optimizers if saved.state["step"] else ()):
+            found, scalar = saved.part(f"optimizer.{n}"), torch.empty(())
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            slots = ("step", "exp_avg", "exp_avg_sq") if optimizer is self.optimizers[-1] else ("momentum_buffer",)
+            wanted = {
+                f"{i}.{slot}": scalar if slot == "step" else p for i, p in enumerate(parameters) for slot in slots
+            }
+            check_shapes(saved.path, {name: x.shape for name, x in found.items()}, wanted)
+            state = {i: {slot: found[f"{i}.{slot}"] for slot in slots} for i in range(len(parameters))}
             optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
         self.average.losses, self.average.started = list(saved.state["losses"]), saved.state["averaging"]
         if self.average.module is not None:
@@ -358,24 +356,3 @@ class Updater:
             name, count = "average_count", self.average.count
             check_shapes(saved.path, {k: x.shape for k, x in saved.tensors.items() if k == name}, {name: count})
             count.copy_(saved.tensors[name])
-
-
-def _slots(saved: dict[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
-    """Return an optimizer's state by parameter, from tensors named `INDEX.NAME`.
-
-    Raises:
-        IndexError, ValueError: a tensor has no parameter or another shape, or some are missing.
-    """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    found: dict[int, dict[str, Tensor]] = {}
-    for name, x in saved.items():
-        i, slot = name.split(".", 1)
-        shape = parameters[int(i)].shape
-        if x.dim() and x.shape != shape:
-            raise ValueError(f"optimizer state {name} has shape {list(x.shape)}, its parameter {list(shape)}")
-        found.setdefault(int(i), {})[slot] = x
-    names = {name for slots in found.values() for name in slots}
-    for n, slots in found.items():
-        for missing in names - slots.keys():
-            raise ValueError(f"optimizer state {n}.{missing} is missing")
-    return found

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent.parent.parent
 def test_help_of_everything(txl: Run) -> None:
     done = txl("--help")
     assert done.returncode == 0
-    commands = "prepare train eval generate recipes average import export demo recl attention"
+    commands = "prepare train eval generate recipes import export demo recl attention"
     for command in commands.split():
         assert command in done.stdout
         help_text = txl(command, "--help")

@@ -15,7 +15,6 @@ from command_helpers import SMALL, Run, one_line
 from txl.commands import cli
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
-from txl.training.run import unlock
 
 TXL = [sys.executable, "-m", "txl"]
 
@@ -165,8 +164,6 @@ sys.stdin.read()
         "train --run {run} --data {text}",
         "train --run {run} --resume",
         "demo --run {run} --data {text}",
-        "prepare {run}/corpus --data {text}",
-        "average {other} {other} --out {run}/mean.safetensors",
     ],
 )
 def test_nothing_of_a_run_is_touched_while_another_trains_it(
@@ -181,7 +178,7 @@ def test_nothing_of_a_run_is_touched_while_another_trains_it(
     before = {path: path.read_bytes() for path in sorted(held.rglob("*")) if path.is_file()}
     with subprocess.Popen([sys.executable, "-c", HELD, held], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"held\n"
-        done = txl(*command.format(run=held, text=other, other=run).split())
+        done = txl(*command.format(run=held, text=other).split())
         holder.stdin.close()
     one_line(done, "It exists already" if "prepare" in command else f"{held}: another process is training there")
     assert {path: path.read_bytes() for path in sorted(held.rglob("*")) if path.is_file()} == before
@@ -196,7 +193,6 @@ def test_pipes_in_a_run_end_commands_at_once(txl: Run, whole: Path, tmp_path: Pa
     commands += [] if name == "log.jsonl" else ["eval {run} --attn-len 4", "recl {run}"]
     for command in commands:
         one_line(txl(*command.format(run=folder).split()), Path(name).name if name != "run.json" else "holds no run")
-    unlock(folder)
 
 
 def test_what_a_killed_export_leaves_is_no_export(txl: Run, run: Path, tmp_path: Path) -> None:
@@ -212,24 +208,26 @@ checkpoint.export({str(run)!r}, Path({str(tmp_path / "out")!r}))
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(list(tmp_path.iterdir())) == 1
     assert not (tmp_path / "out").exists()
-    assert txl("export", run, tmp_path / "out", "--format", "huggingface").returncode == 0
+    assert txl("export", run, tmp_path / "out").returncode == 0
     assert os.listdir(tmp_path) == ["out"]
     assert sorted(os.listdir(tmp_path / "out")) == ["config.json", "model.safetensors", "vocab.txt"]
 
 
-def test_what_a_killed_average_leaves_goes(txl: Run, run: Path, tmp_path: Path) -> None:
+def test_what_a_killed_import_leaves_goes(txl: Run, run: Path, tmp_path: Path) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    assert txl("export", run, source).returncode == 0
     program = f"""
 import os, signal, sys
 os.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)
-sys.argv = ["txl", "average", {str(run)!r}, {str(run)!r}, "--out", {str(tmp_path / "a.safetensors")!r}]
+sys.argv = ["txl", "import", {str(source)!r}, {str(out / "a.safetensors")!r}]
 from txl.commands import cli
 cli.main()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert len(list(tmp_path.iterdir())) == 1
-    assert txl("average", run, run, "--out", tmp_path / "b.safetensors").returncode == 0
-    assert os.listdir(tmp_path) == ["b.safetensors"]
+    assert len(list(out.iterdir())) == 1
+    assert txl("import", source, out / "b.safetensors").returncode == 0
+    assert os.listdir(out) == ["b.safetensors"]
 
 
 @pytest.mark.parametrize("command", ["txl_kernels", "txl generate {run} --count 3"])
@@ -254,4 +252,3 @@ def test_a_forged_record_is_named(txl: Run, whole: Path, tmp_path: Path, part: s
     done = txl("train", "--run", folder, "--resume")
     one_line(done, f"{folder}/run.json: cannot be resumed: ")
     assert next(iter(change)) in done.stderr
-    unlock(folder)

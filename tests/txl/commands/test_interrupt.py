@@ -8,15 +8,12 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_helpers import SMALL, Run
-from training_helpers import assert_same_run, trainer
+from training_helpers import trainer
 
 from txl.commands.training import stop_on_ctrl_c
-from txl.errors import Interrupted
-from txl.evaluation.evaluate import Score, evaluate
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 
@@ -71,32 +68,6 @@ def test_the_first_ctrl_c_is_answered_at_once_and_the_second_obeyed(corpus: Corp
     assert child.returncode == 130
     assert errors.strip() == "interrupted"
     assert not (tmp_path / "r" / "last.safetensors").exists()
-
-
-def test_a_checkpoint_comes_before_the_validation_that_is_due(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A validation may take minutes, so it is left to the run that goes on."""
-    options, validated = {"steps": 4, "eval_every": 1, "save_every": 50}, []
-
-    def counted(*arguments: Any, **named: Any) -> Score:
-        validated.append(trained.step)
-        return evaluate(*arguments, **named)
-
-    monkeypatch.setattr("txl.training.trainer.evaluate", counted)
-    trained = trainer(tmp_path / "run", corpus, **options)
-    trained.request_stop()
-    with pytest.raises(Interrupted):
-        trained.run()
-    assert validated == []
-    assert checkpoints.load(trained.last).state["step"] == 1
-    trained = trainer(tmp_path / "run", corpus, resume=True, **options)
-    trained.run()
-    assert validated == [1, 2, 3, 4]
-    trained = trainer(tmp_path / "whole", corpus, **options)
-    trained.run()
-    assert validated == [1, 2, 3, 4] * 2
-    assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 def test_an_ignored_ctrl_c_stays_ignored(corpus: Corpus, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_any_log_can_be_drawn(tmp_path: Path, log: str, unit: str) -> None:
         "training only": [{"step": n, "bpc": 1.0, "ppl": 2.0} for n in range(9)],
     }[log]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    found, _ = read_log(tmp_path / "log.jsonl")
+    found = read_log(tmp_path / "log.jsonl")
     pictures.draw_loss(found, tmp_path / "loss.png", unit)
     assert (tmp_path / "loss.png").exists()
 

@@ -1,8 +1,6 @@
 """What a run computes in: as asked, or as the processor's units tell."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -10,26 +8,11 @@ from command_helpers import SMALL, Run, one_line
 from training_helpers import trainer
 
 from txl import precision
-from txl.distributed import World
-from txl.evaluation.evaluate import evaluation_dtype
-from txl.precision import autocast_dtype, multiplies_bf16
+from txl.precision import autocast_dtype, resolved
 from txl.text.corpus import Corpus
-from txl.training.config import TrainConfig
 from txl.training.run import read_record
-from txl.training.timing import with_precision
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def amx(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "instruction_set", lambda: "amx")
-
-
-def test_rule() -> None:
-    assert autocast_dtype("auto", CPU) is None
-    assert autocast_dtype("fp32", CPU) is None
-    assert autocast_dtype("bf16", CPU) == torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -45,31 +28,11 @@ def test_rule() -> None:
 )
 def test_auto_is_what_the_units_multiply_faster(isa: str, helps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "instruction_set", lambda: isa)
-    assert multiplies_bf16(CPU) == helps
-    assert with_precision(TrainConfig(), CPU).precision == ("bf16" if helps else "fp32")
-    assert evaluation_dtype("auto", CPU) == (torch.bfloat16 if helps else None)
+    assert resolved("auto", CPU) == ("bf16" if helps else "fp32")
+    assert autocast_dtype("auto", CPU) == (torch.bfloat16 if helps else None)
     for asked, dtype in (("fp32", None), ("bf16", torch.bfloat16)):
-        assert with_precision(TrainConfig(precision=asked), CPU).precision == asked  # type: ignore[arg-type]
-        assert evaluation_dtype(asked, CPU) == dtype
-
-
-@pytest.mark.parametrize(
-    ("other", "found"),
-    [
-        (("auto", "cpu", True), "bf16"),
-        (("auto", "cpu", False), "fp32"),
-        (("fp32", "cpu", True), "auto"),
-        (("auto", "cuda", False), "auto"),
-    ],
-)
-@pytest.mark.usefixtures("amx")
-def test_all_processes_take_one(other: tuple[str, str, bool], found: str) -> None:
-    def gather(own: Any) -> list[Any]:
-        assert own == ("auto", "cpu", True)
-        return [own, other]
-
-    world: World = SimpleNamespace(gather=gather)  # type: ignore[assignment]
-    assert with_precision(TrainConfig(), CPU, world).precision == found
+        assert resolved(asked, CPU) == asked
+        assert autocast_dtype(asked, CPU) == dtype
 
 
 def test_a_run_that_goes_on_keeps_its_precision(
@@ -80,10 +43,9 @@ def test_a_run_that_goes_on_keeps_its_precision(
     txl("train", "--run", tmp_path / "r", "--data", corpus.folder, *auto)
     assert read_record(tmp_path / "r").train["precision"] == "bf16"
     monkeypatch.setattr(precision, "instruction_set", lambda: "avx2")
-    for more in ([], ["--precision", "auto"]):
-        done = txl("train", "--run", tmp_path / "r", "--resume", "--steps", 4 + len(more), *more)
-        assert done.returncode == 0
-        assert ("precision: bf16, as when the run began" in done.stdout) == bool(more)
+    command = ("train", "--run", tmp_path / "r", "--resume", "--steps", 4)
+    assert txl(*command).returncode == 0
+    one_line(txl(*command, "--precision", "auto"), "precision is auto, was bf16")
     assert read_record(tmp_path / "r").train["precision"] == "bf16"
 
 

@@ -18,7 +18,6 @@ from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
 from txl.training.run import read_record
-from txl.training.timing import timed
 from txl.training.trainer import Trainer
 
 
@@ -37,30 +36,29 @@ def test_minutes_set_the_updates(txl: Run, corpus: Corpus, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     train = read_record(tmp_path / "r").train
     assert train["steps"] > 5
-    assert 1 < train["eval_every"] < train["steps"]  # a quarter of what the trial told
+    assert 1 < train["eval_every"] < train["steps"]
     assert checkpoints.load(tmp_path / "r" / "last.safetensors").state["step"] == train["steps"]
     one_line(txl("train", "--run", tmp_path / "s", "--minutes", "-1"), "--minutes must be > 0")
     one_line(txl("train", "--run", tmp_path / "s", "--minutes", "1", "--steps", "3"), "goes neither with --steps")
 
 
-@pytest.mark.parametrize(("trial", "run"), [(0.002, 0.02), (0.02, 0.002)])
+@pytest.mark.parametrize(("first", "then"), [(0.002, 0.02), (0.02, 0.002)])
 def test_a_training_by_the_clock(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trial: float, run: float
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: float, then: float
 ) -> None:
-    """Ten times slower or faster than its trial told: it takes the time it is given, with
+    """Ten times slower or faster than its first updates: it takes the time it is given, with
     validations and checkpoints on the way."""
-    took, update = trial, Trainer._update
+    update = Trainer._update
 
     def slow(self: Trainer) -> Any:
-        time.sleep(took)
+        time.sleep(first if self.step < 20 else then)
         return update(self)
 
     monkeypatch.setattr(Trainer, "_update", slow)
     sizes = {"n_layer": 1, "d_model": 16, "n_head": 1, "d_head": 16, "d_inner": 16, "mem_len": 8}
     model = ModelConfig(vocab_size=len(corpus.vocabulary), **sizes)
     config = TrainConfig(batch=2, tgt_len=8, eval_tokens=200, log_every=1000)
-    config = timed(0.05, corpus, model, config, torch.device("cpu"))
-    took, entries = run, []
+    entries: list[dict[str, Any]] = []
     trainer = Trainer(tmp_path / "r", corpus, model, config)
     began = time.perf_counter()
     trainer.run(entries.append, seconds=3.0)
@@ -73,8 +71,6 @@ def test_more_updates_on_resume(txl: Run, corpus: Corpus, tmp_path: Path) -> Non
     txl("train", "--run", tmp_path / "r", "--data", corpus.folder, *SMALL)
     done = txl("train", "--run", tmp_path / "r", "--resume", "--steps", "6")
     assert done.returncode == 0, done.stderr
-    said = " ".join(done.stdout.split())
-    assert "steps: 6, was 3; from update 4 on the learning rate follows the schedule of 6 updates" in said
     assert checkpoints.load(tmp_path / "r" / "last.safetensors").state["step"] == 6
     assert read_record(tmp_path / "r").train["steps"] == 6
     again = txl("train", "--run", tmp_path / "r", "--resume")
@@ -100,6 +96,7 @@ def test_options_come_in_groups(txl: Run) -> None:
         ("--encoding rope", "encoding must be one of relative, shaw"),
         ("--encoding learned --table-len 8 --tie-r", "segments of 16 tokens are beyond the 8 learned positions"),
         ("--encoding shaw --tie-r", "table_len must be given with encoding='shaw'"),
+        ("--encoding shaw --table-len 9", "untie_r is for encoding='relative'"),
         ("--loss most", "loss must be one of full, half, got 'most'"),
         ("--batch 30000", "30000 streams need at least 30001"),
     ],
@@ -123,22 +120,6 @@ def test_a_recipe_prepares_raw_text_as_its_data(txl: Run, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     corpus = data.load(tmp_path / "r" / "corpus")
     assert (corpus.rule, corpus.vocabulary.unit) == ("penn-treebank", "words")
-    assert "recipe ptb is for penn-treebank with 10,000 symbols; this corpus is penn-treebank with 6" in done.stdout
-
-
-def test_options_take_away_what_no_longer_fits(txl: Run, corpus: Corpus, tmp_path: Path) -> None:
-    """Of the recipe, not of the user."""
-    command = ["train", "--data", corpus.folder, *SMALL, "--encoding", "shaw", "--table-len", "9"]
-    assert txl(*command, "--run", tmp_path / "a").returncode == 0
-    one_line(txl(*command, "--run", tmp_path / "b", "--untie-r"), "untie_r is for encoding='relative'")
-    shaw = recipes.load("wt103-128m-shaw").model_with({"encoding": "relative"})
-    assert "table_len" not in shaw
-    assert "tie_projs" not in recipes.load("wt103-large").model_with({"tie_weight": False})
-
-
-def test_a_warm_up_longer_than_the_run_is_said(txl: Run, corpus: Corpus, tmp_path: Path) -> None:
-    done = txl("train", "--run", tmp_path / "r", "--data", corpus.folder, *SMALL, "--warmup", "50")
-    assert "warm-up takes 50 updates and the run has 3: its learning rate never reaches --lr" in done.stdout
 
 
 def test_a_run_that_begins_with_another(txl: Run, run: Path, corpus: Corpus, tmp_path: Path) -> None:

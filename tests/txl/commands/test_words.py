@@ -1,4 +1,4 @@
-"""Words from a text to a text: prepare, train, resume, evaluate, generate, average, for the paper's
+"""Words from a text to a text: prepare, train, resume, evaluate, generate, for the paper's
 systems."""
 
 from pathlib import Path
@@ -7,7 +7,6 @@ import pytest
 from command_helpers import SMALL, Run, one_line
 
 from txl.text import corpus as data
-from txl.training import checkpoint as checkpoints
 
 SYSTEMS = {
     "ours, bins": "--cutoffs 50,200 --div-val 2",
@@ -78,26 +77,6 @@ def test_init_best_and_methods(txl: Run, run: Path) -> None:
     assert "996" in txl("eval", run, "--counting", "released", "--batch", "12").stdout  # 1,008 less one a stream
     one_line(txl("eval", run, "--method", "guess"), "method must be one of cached, segments, sliding")
     one_line(txl("eval", run, "--counting", "some"), "--counting must be all or released")
-
-
-def test_average(txl: Run, run: Path, tmp_path: Path) -> None:
-    out = tmp_path / "mean.safetensors"
-    done = txl("average", run / "last.safetensors", run / "best.safetensors", "--out", out)
-    assert done.returncode == 0, done.stderr
-    parts = [checkpoints.load(run / f"{n}.safetensors").part("model")["softmax.bias"] for n in ("last", "best")]
-    mean = checkpoints.load(out)
-    assert mean.part("model")["softmax.bias"].tolist() == pytest.approx(((parts[0] + parts[1]) / 2).tolist())
-    assert mean.attn_len == 32
-    assert txl("eval", out, "--data", run / ".." / "nothing").returncode == 1
-    one_line(txl("average", run, "--out", tmp_path / "x.safetensors"), "takes two checkpoints or more, got 1")
-    one_line(txl("average", run, run, "--out", out), "exists already")
-
-
-def test_averages_of_different_models_are_refused(
-    txl: Run, run: Path, words: data.Corpus, corpus: data.Corpus, tmp_path: Path
-) -> None:
-    txl("train", "--run", tmp_path / "r", "--data", corpus.folder, *SMALL, "--d-inner", "48")
-    one_line(txl("average", run, tmp_path / "r", "--out", tmp_path / "x.safetensors"), "is of another model than")
 
 
 def test_recipes(txl: Run) -> None:

@@ -16,7 +16,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 
 from txl import TransformerXL
 from txl.evaluation.evaluate import sliding_losses
-from txl.training.update import segment_loss
+from txl.training.update import SegmentTraining
 
 OPERATOR, BACKWARD = "txl_kernels.rel_attention.default", "txl_kernels.rel_attention_backward.default"
 BINS: dict[str, Any] = {"cutoffs": (10, 20)}
@@ -76,7 +76,7 @@ def segments(lengths: list[int]) -> list[Tensor]:
 
 def step(network: TransformerXL, tokens: Tensor, targets: Tensor, memory: Any) -> tuple[Tensor, Any]:
     """What training does with a segment: reading, softmax, loss."""
-    loss = segment_loss(network, tokens, targets, memory)
+    loss = SegmentTraining(network)(tokens, targets, memory)
     return loss.total, loss.memory
 
 

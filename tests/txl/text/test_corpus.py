@@ -183,7 +183,6 @@ def test_a_run_that_ended_early_prepares_its_corpus_again(text: Path, corpus: da
         data.open_corpus(text, tmp_path)
     again = data.open_corpus(text, tmp_path / "corpus")
     assert again.fingerprint == corpus.fingerprint
-    assert data.open_corpus(text, tmp_path / "corpus", options, make=False).fingerprint == corpus.fingerprint
     (tmp_path / "link").symlink_to(tmp_path / "corpus")
     with pytest.raises(TxlError, match="It exists already"):
         data.open_corpus(text, tmp_path / "link", options)

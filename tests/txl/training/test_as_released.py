@@ -15,7 +15,6 @@ from txl.errors import TxlError
 from txl.text.corpus import Corpus
 from txl.text.streams import Streams
 from txl.training.config import TrainConfig, learning_rate
-from txl.training.run import unlock
 from txl.training.update import Batches, Updater
 
 CPU = torch.device("cpu")
@@ -38,7 +37,14 @@ def test_updates_are_the_released_loops(count: int, options: dict[str, object]) 
     ours = TransformerXL(small_config(mem_len=20)).double()
     theirs = copy.deepcopy(ours)
     config = TrainConfig(
-        steps=UPDATES, batch=4, tgt_len=16, lr=3e-3, schedule="cosine-released", streams="released", **options
+        steps=UPDATES,
+        batch=4,
+        tgt_len=16,
+        lr=3e-3,
+        schedule="cosine-released",
+        streams="released",
+        precision="fp32",
+        **options,
     )
     streams = Streams(tokens, config.batch, config.scored, config.context, config.streams)
     batches = Batches(streams, config, ours.config, World(), CPU)
@@ -70,45 +76,3 @@ def test_a_trainer_cuts_streams_as_its_configuration_says(tmp_path, corpus: Corp
     assert (every.stream_len, fewer.stream_len) == ((count - 1) // 4, count // 4 - 1)
     with pytest.raises(TxlError, match="streams must be one of all, released, got 'some'"):
         TrainConfig(streams="some")  # type: ignore[arg-type]
-
-
-def test_a_run_of_an_earlier_version_goes_on(tmp_path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its text cut as it was; a warm-up whose rates change is told."""
-    to_json = TrainConfig.to_json
-    options = {"warmup": 8, "schedule": "cosine-released"}
-    with monkeypatch.context() as earlier:
-        earlier.setattr(TrainConfig, "to_json", lambda c: {k: x for k, x in to_json(c).items() if k != "streams"})
-        before = trainer(tmp_path, corpus, **options)
-        before.advance(3)
-        before.save()
-    unlock(tmp_path)
-    with pytest.warns(
-        UserWarning, match="began the warm-up of .* one update ahead of the released code; updates 4 to 8"
-    ):
-        after = trainer(tmp_path, corpus, resume=True, **options)
-    assert after.config.streams == "all"
-    after.advance(5)
-    after.save()
-    unlock(tmp_path)
-    assert trainer(tmp_path, corpus, resume=True, **options).step == 8, "without a warning: warnings are errors"
-    unlock(tmp_path)
-    with pytest.raises(TxlError, match="cannot resume with other training options: streams is released, was all"):
-        trainer(tmp_path, corpus, resume=True, streams="released", **options)
-
-
-def test_attention_dropout_of_an_earlier_version(tmp_path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bits of a seed were others: resuming says so, once, and only where they are drawn."""
-    for name, model in (("with", {"attn_dropout": 0.1}), ("without", {"attn_dropout": 0.0})):
-        with monkeypatch.context() as earlier:
-            earlier.setattr("txl.training.trainer.DROPOUT_BITS", "")
-            before = trainer(tmp_path / name, corpus, model=model)
-            before.advance(1)
-            before.save()
-        unlock(tmp_path / name)
-    with pytest.warns(UserWarning, match="drew other bits for attention dropout"):
-        after = trainer(tmp_path / "with", corpus, model={"attn_dropout": 0.1}, resume=True)
-    after.advance(1)
-    after.save()
-    unlock(tmp_path / "with")
-    for name, rate in (("with", 0.1), ("without", 0.0)):
-        trainer(tmp_path / name, corpus, model={"attn_dropout": rate}, resume=True)  # warnings are errors

@@ -2,26 +2,22 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from model_helpers import small_config
 from safetensors import safe_open
 from safetensors.torch import save_file
-from training_helpers import contents, trainer
+from training_helpers import contents, trainer, unlock
 
 import txl
 from txl.errors import TxlError
 from txl.text import corpus as data
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
-from txl.training.config import TrainConfig
-from txl.training.run import lock, read_log, read_record, unlock
-from txl.training.timing import timed
+from txl.training.run import read_log, read_record
 
 
 @pytest.fixture
@@ -52,23 +48,6 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path, corpu
     trainer(tmp_path / "run", corpus, steps=6).advance(1)  # the system released it
 
 
-def test_a_folder_made_anew_is_not_held(tmp_path: Path) -> None:
-    """Removed under the process that held it, made again and held by another."""
-    run = tmp_path / "run"
-    run.mkdir()
-    lock(run)
-    shutil.rmtree(run)
-    run.mkdir()
-    other = subprocess.Popen([sys.executable, "-c", HOLD, run], stdout=subprocess.PIPE)
-    assert other.stdout.readline() == b"held\n"
-    with pytest.raises(TxlError, match="another process is training there"):
-        lock(run)
-    other.kill()
-    other.communicate()
-    lock(run)
-    assert (run / ".lock").stat().st_mode & 0o022 == 0, "nobody else may hold it"
-
-
 def test_a_run_that_is_resumed_is_refused_to_others(finished: Path, corpus: Corpus) -> None:
     resumed = trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6)
     other = subprocess.run([sys.executable, "-c", HOLD, finished], capture_output=True, text=True)
@@ -84,16 +63,14 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-@pytest.mark.filterwarnings("ignore:.*damaged lines were dropped")
 def test_a_log_never_stops_a_run(finished: Path, corpus: Corpus, name: str) -> None:
     good = json.dumps({"step": 3, "loss": 1.0}).encode()
     (finished / "log.jsonl").write_bytes(DAMAGE[name].replace(b"{good}", good))
     trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6).run()
-    entries, damaged = read_log(finished / "log.jsonl")
-    assert damaged == 0
+    entries = read_log(finished / "log.jsonl")
+    assert len(entries) == (finished / "log.jsonl").read_bytes().count(b"\n")
     assert entries[0] == {"step": 3, "loss": 1.0}
     assert entries[-1]["step"] == 8
-    assert (finished / "log.damaged.jsonl").exists() == (name not in ("blank lines", "cut short"))
 
 
 def test_a_missing_log(finished: Path, corpus: Corpus) -> None:
@@ -162,7 +139,7 @@ def no_memory(header: dict, tensors: dict) -> None:
 
 
 def no_rng(header: dict, tensors: dict) -> None:
-    tensors["rng.cpu"] = torch.zeros(4)
+    tensors["rng.0.cpu"] = torch.zeros(4)
 
 
 def optimizer_of_no_parameter(header: dict, tensors: dict) -> None:
@@ -188,7 +165,7 @@ CHANGES = [
 def test_what_cannot_be_resumed_is_said_and_nothing_is_lost(finished: Path, corpus: Corpus, change: object) -> None:
     before = (finished / "log.jsonl").read_bytes()
     rewritten(finished / "last.safetensors", change)
-    with pytest.raises(TxlError, match=r"the checkpoint is damaged|cannot resume with other training options"):
+    with pytest.raises(TxlError, match=r"the checkpoint is damaged|parameter \d+\.\w+ is|exp_avg has shape"):
         trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6)
     assert (finished / "log.jsonl").read_bytes() == before
 
@@ -222,7 +199,7 @@ FORGED: list[tuple[str, object]] = [
     ("state.attn_len", 10**30), ("state.attn_len", 1.5), ("state.segment", None), ("state.segment", [3]),
     ("state.step", -1), ("state.step", True), ("state.step", None), ("state.best_loss", "low"),
     ("state.best_loss", float("nan")), ("state.best_loss", 10**400), ("state.train", []), ("state.corpus", 3),
-    ("state.ranks", 0), ("state.ranks", "2"), ("state.validation_due", "no"), ("state.losses", "abc"),
+    ("state.ranks", 0), ("state.ranks", "2"), ("state.losses", "abc"),
     ("state.losses", [None]), ("state.averaging", 1), ("vocabulary", None), ("vocabulary", []),
     ("vocabulary.unit", None), ("vocabulary.unit", "letters"), ("vocabulary.dropped", 10**15),
     ("vocabulary.dropped", [300]), ("vocabulary.dropped", None), ("format", None), ("format", 2),
@@ -238,7 +215,7 @@ def test_forged_headers_are_damage_and_the_field_is_named(finished: Path, field:
         header[last] = value
 
     rewritten(finished / "best.safetensors", forge)
-    with pytest.raises(TxlError, match=r"best\.safetensors: the checkpoint is damaged: ") as raised:
+    with pytest.raises(TxlError, match=r"best\.safetensors: (the checkpoint is damaged: |checkpoint format)") as raised:
         txl.load(finished)
     assert field.rsplit(".", 1)[-1] in str(raised.value)
 
@@ -280,14 +257,6 @@ def test_planted_links_in_a_run_are_not_followed(tmp_path: Path, corpus: Corpus,
         with pytest.raises(OSError, match=rf"Is a symbolic link: '{run}/log.jsonl'"):
             trained.run()
     assert victim.read_text() == "kept"
-
-
-def test_a_trial_writes_nothing(tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    config = TrainConfig(batch=4, tgt_len=16, log_every=1, eval_every=1, save_every=1)
-    timed(1, corpus, small_config(vocab_size=len(corpus.vocabulary)), config, torch.device("cpu"))
-    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("record", ["", "[]", "5", '{"model": 3, "train": {}, "corpus": "c"}', "[" * 100_000, "\0"])

@@ -15,7 +15,7 @@ from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
 from txl.training.run import read_log
 from txl.training.trainer import Trainer
-from txl.training.update import layers_that_predict, segment_loss
+from txl.training.update import SegmentTraining, layers_that_predict
 
 SYSTEMS: dict[str, dict[str, object]] = {
     "recurrence, ours, half": {},
@@ -91,7 +91,7 @@ def test_half_loss_gradient_by_hand(tmp_path: Path, corpus: Corpus) -> None:
     """The second update: 16 tokens, of which the later 8 are scored; nothing else counts."""
     model = small_model(mem_len=0)
     tokens, targets = torch.randint(31, (2, 16)), torch.randint(31, (2, 8))
-    loss = segment_loss(model, tokens, targets, None, ext_len=8)
+    loss = SegmentTraining(model)(tokens, targets, None, ext_len=8)
     want = torch.nn.functional.cross_entropy(model(tokens)[0][:, 8:].flatten(0, 1), targets.flatten())
     torch.testing.assert_close(loss.total, want)
     assert loss.memory is None
@@ -116,7 +116,7 @@ def test_auxiliary_losses_by_hand() -> None:
         after = model.second_softmax.log_probs(hidden[:, :-1]).gather(2, targets[:, 1:, None]).mean()
         return -following - 0.5 * after
 
-    loss = segment_loss(model, inputs, targets, None, intermediate=range(1))
+    loss = SegmentTraining(model)(inputs, targets, None, intermediate=range(1))
     torch.testing.assert_close(loss.total, at(layers[0]) + at(layers[1]))
     torch.testing.assert_close(loss.nll, -model.softmax.log_probs(layers[1]).gather(2, targets[..., None]).mean())
 
@@ -185,7 +185,7 @@ def test_a_recurrent_model_with_a_window_is_validated_with_its_memory(tmp_path: 
     options = {"encoding": "sinusoid", "mem_len": 16, "window": 16, "dropout": 0.0, "attn_dropout": 0.0}
     t = trainer(tmp_path, corpus, model=options, steps=1, eval_every=1)
     t.run()
-    entries, _ = read_log(tmp_path / "log.jsonl")
+    entries = read_log(tmp_path / "log.jsonl")
     losses = [
         evaluate(t.model, corpus.valid, corpus.vocabulary.start, Reading(n, method="segments", segment=16)).nats
         for n in (32, 24)

@@ -11,7 +11,7 @@ from txl import TransformerXL
 from txl.errors import TxlError
 from txl.training.config import TrainConfig
 from txl.training.optimizer import layer_matrices, make_optimizers
-from txl.training.update import segment_loss
+from txl.training.update import SegmentTraining
 
 SYSTEMS = {
     "relative": {}, "shaw": {"encoding": "shaw", "table_len": 5}, "sinusoid": {"encoding": "sinusoid"},
@@ -22,7 +22,7 @@ SYSTEMS = {
 def with_gradients(**options: object) -> TransformerXL:
     model = small_model(**options)
     torch.manual_seed(1)
-    segment_loss(model, torch.randint(31, (2, 9)), torch.randint(31, (2, 9)), None).total.backward()
+    SegmentTraining(model)(torch.randint(31, (2, 9)), torch.randint(31, (2, 9)), None).total.backward()
     return model
 
 
@@ -91,5 +91,5 @@ def test_no_muon_in_an_older_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_initial_loss_is_that_of_a_uniform_guess() -> None:
     torch.manual_seed(0)
     model = TransformerXL(small_config(cutoffs=(4, 9)))
-    loss = segment_loss(model, torch.randint(31, (2, 9)), torch.randint(4, (2, 9)), None).nll
+    loss = SegmentTraining(model)(torch.randint(31, (2, 9)), torch.randint(4, (2, 9)), None).nll
     assert abs(loss - math.log(6)) < 0.1  # four words and two bins in the head

@@ -18,7 +18,7 @@ from txl.errors import Interrupted, TxlError
 from txl.evaluation.evaluate import Reading, evaluate
 from txl.text.corpus import Corpus, prepare
 from txl.training import checkpoint as checkpoints
-from txl.training.run import read_log, read_record, refuse_used_folder, unlock
+from txl.training.run import read_log, read_record, refuse_used_folder
 from txl.training.trainer import Trainer
 
 
@@ -70,7 +70,6 @@ def test_a_run_that_ends_after_its_first_validation_goes_on(
         with pytest.raises(ZeroDivisionError):
             killed.run()
     assert (killed.folder / "best.safetensors").exists()
-    unlock(killed.folder)
     trainer(killed.folder, corpus, resume=True, **options).run()
     assert_same_run(whole.folder, killed.folder)
 
@@ -147,13 +146,13 @@ def test_an_update_passes_few_files(tmp_path: Path, corpus: Corpus) -> None:
     assert len(ours) <= 15, "\n".join(sorted(ours))
 
 
-def test_nan_stops_and_names_the_last_good_checkpoint(tmp_path: Path, corpus: Corpus) -> None:
+def test_nan_stops_and_leaves_the_last_checkpoint(tmp_path: Path, corpus: Corpus) -> None:
     t = trainer(tmp_path, corpus)
     t.advance(3)
     t.save()
     with torch.no_grad():
         t.model.softmax.bias[0] = torch.nan
-    with pytest.raises(TxlError, match=r"the loss became nan at step 4; the last good checkpoint is .* \(step 3\)"):
+    with pytest.raises(TxlError, match="the loss became nan at step 4; the run's last checkpoint"):
         t.run()
     assert all(x.isfinite().all() for x in contents(tmp_path).values() if x.is_floating_point())
 
@@ -162,7 +161,7 @@ def test_nan_before_any_checkpoint(tmp_path: Path, corpus: Corpus) -> None:
     t = trainer(tmp_path, corpus)
     with torch.no_grad():
         t.model.softmax.bias[0] = torch.inf
-    with pytest.raises(TxlError, match=r"at step 1; no checkpoint had been written yet"):
+    with pytest.raises(TxlError, match=r"the loss became (inf|nan) at step 1;"):
         t.run()
 
 
@@ -194,7 +193,7 @@ def test_a_run_is_not_overwritten(tmp_path: Path, corpus: Corpus) -> None:
 def test_validation_attends_as_far_as_training(tmp_path: Path, corpus: Corpus) -> None:
     t = trainer(tmp_path, corpus, steps=1, eval_every=1, model={"mem_len": 0, "dropout": 0.0, "attn_dropout": 0.0})
     t.run()
-    entries, _ = read_log(tmp_path / "log.jsonl")
+    entries = read_log(tmp_path / "log.jsonl")
     losses = [
         evaluate(t.model, corpus.valid, corpus.vocabulary.start, Reading(n, method="sliding", segment=8)).nats
         for n in (16, 12)
