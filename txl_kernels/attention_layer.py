@@ -184,7 +184,8 @@ class AttentionLayer(nn.Module, abc.ABC):
     def new_cache(
         self, batch: int, mem_len: int, max_segment: int, *, window: int | None = None, like: Tensor | None = None
     ) -> KeyValueCache:
-        """Return an empty key/value cache.
+        """Return an empty key/value cache. That of a layer with sinusoids holds W_kR R of the
+        parameters' present values, and of the layer's `clamp_len`.
 
         A layer with chunks reads one chunk at a time: max_segment must be the size of a chunk. If
         mem_len is left * size, the outputs equal those of one call for the whole stream.
@@ -199,11 +200,6 @@ class AttentionLayer(nn.Module, abc.ABC):
             TypeError, ValueError: an argument is wrong (the message names it), the layer is neither
                 causal nor chunked, or the parameters are offloaded (on "meta") and `like` is None.
         """
-        like = self._check_new_cache(max_segment, window, like)
-        return self._new_cache(None, 0, batch, mem_len, max_segment, window, like)
-
-    def _check_new_cache(self, max_segment: int, window: int | None, like: Tensor | None) -> Tensor:
-        """Check arguments of `new_cache`, and return `like` or a parameter in its place."""
         if window is not None:
             check_integer("window", window, 1, WINDOW)
         if not self.causal and self.chunk is None:
@@ -214,19 +210,7 @@ class AttentionLayer(nn.Module, abc.ABC):
             like = self._example
             if like.is_meta and "forward" in vars(self):  # accelerate's hook loads parameters only for forward
                 raise ValueError("like must be given where the layer's parameters are offloaded: pass like=x")
-        return like
-
-    def _new_cache(
-        self,
-        r: Tensor | None,
-        zero_row: int,
-        batch: int,
-        mem_len: int,
-        max_segment: int,
-        window: int | None,
-        like: Tensor,
-    ) -> KeyValueCache:
-        """Return this layer's own cache, which holds the table r, or None if each call makes it."""
+        r, zero_row = self._cache_table(max_segment, mem_len, like)
         cache = KeyValueCache(
             r, batch, mem_len, max_segment, self.window if window is None else window, zero_row,
             n_kv_head=self.n_kv_head, d_key=self.kernel_width, dtype=like.dtype if r is None else r.dtype,
@@ -234,6 +218,11 @@ class AttentionLayer(nn.Module, abc.ABC):
         )  # fmt: skip
         self._own(cache)
         return cache
+
+    def _cache_table(self, max_segment: int, mem_len: int, like: Tensor) -> tuple[Tensor | None, int]:
+        """Return the table r that a cache holds and its row of distance 0; None if each call makes
+        it. like: as in `new_cache`."""
+        return None, 0
 
     @torch.no_grad()
     def fill_cache(self, cache: KeyValueCache, memory: Tensor) -> None:

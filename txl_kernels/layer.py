@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from txl_kernels.attention_layer import AttentionLayer, Terms
-from txl_kernels.cache import KeyValueCache
 from txl_kernels.checks import Window, check_integer
 from txl_kernels.composed import Chunk
 from txl_kernels.linear import project
@@ -67,16 +66,13 @@ class SegmentAttention(AttentionLayer):
         self.clamp_len = clamp_len
 
     @abc.abstractmethod
-    def positions(
-        self, length: int, memory_len: int, clamp_len: int | None = None, *, like: Tensor | None = None
-    ) -> Tensor:
+    def positions(self, length: int, memory_len: int, *, like: Tensor | None = None) -> Tensor:
         """Return the argument of `project_positions`: positions [T, ..] for every distance at which
         a query of the segment sees a key.
 
         Row 0 has distance 0, or -(length - 1) if the layer is not causal.
 
         length, memory_len: L and M.
-        clamp_len: the largest distance; None for the layer's own `clamp_len`.
         like: hidden states, whose dtype and device the result has; None for those of the biases.
         """
 
@@ -102,45 +98,16 @@ class SegmentAttention(AttentionLayer):
             positions = self.positions(length, memory_len, like=like)
         return self.project_positions(positions), 0 if self.causal else max(length - 1, 0)
 
-    def distances(self, length: int, memory_len: int, clamp_len: int | None, device: torch.device) -> Tensor:
+    def distances(self, length: int, memory_len: int, device: torch.device) -> Tensor:
         """Return the distances at which queries of a segment see keys, int64 [T], clamped to
         +-clamp_len."""
         first = 0 if self.causal else -max(length - 1, 0)
-        distances = torch.arange(first, memory_len + length, device=device)
-        clamp_len = self.clamp_len if clamp_len is None else clamp_len
-        return distances if clamp_len is None else distances.clamp(-clamp_len, clamp_len)
+        distances, limit = torch.arange(first, memory_len + length, device=device), self.clamp_len
+        return distances if limit is None else distances.clamp(-limit, limit)
 
-    @torch.no_grad()
-    def new_cache(
-        self,
-        batch: int,
-        mem_len: int,
-        max_segment: int,
-        *,
-        window: int | None = None,
-        clamp_len: int | None = None,
-        like: Tensor | None = None,
-    ) -> KeyValueCache:
-        """Return an empty key/value cache that holds W_kR R of the parameters' present values.
-
-        A layer with chunks reads one chunk at a time: max_segment must be the size of a chunk. If
-        mem_len is left * size, the outputs equal those of one call for the whole stream.
-
-        batch: B.
-        mem_len, max_segment: positions that the cache holds, and the largest segment.
-        window, clamp_len: None for the layer's own.
-        like: hidden states, whose dtype and device the cache has; None for those of the biases.
-
-        Raises:
-            TypeError, ValueError: an argument is wrong (the message names it), the layer is neither
-                causal nor chunked, or the biases are offloaded (on "meta") and `like` is None.
-        """
-        if clamp_len is not None:
-            check_integer("clamp_len", clamp_len, 0, "None or >= 0")
-        like = self._check_new_cache(max_segment, window, like)
-        r = self.project_positions(self.positions(max_segment, mem_len, clamp_len, like=like)).contiguous()
-        zero_row = 0 if self.causal else max_segment - 1
-        return self._new_cache(r, zero_row, batch, mem_len, max_segment, window, like)
+    def _cache_table(self, max_segment: int, mem_len: int, like: Tensor) -> tuple[Tensor | None, int]:
+        r, zero_row = self._table(max_segment, mem_len, like=like)
+        return r.contiguous(), zero_row
 
     def projections(self, x: Tensor, memory: Tensor | None = None) -> Projections:
         """Return q, k, k_mem and r, of which the scores are made together with `biases`; x, memory
@@ -246,18 +213,15 @@ class RelAttention(SegmentAttention):
             )
         return project(self.r, positions).view(-1, self.n_head, self.d_head).transpose(0, 1)
 
-    def positions(
-        self, length: int, memory_len: int, clamp_len: int | None = None, *, like: Tensor | None = None
-    ) -> Tensor:
+    def positions(self, length: int, memory_len: int, *, like: Tensor | None = None) -> Tensor:
         """Return the encodings [T, d_model] of every distance at which a query of the segment sees
         a key.
 
         Row 0 has distance 0, or -(length - 1) if the layer is not causal.
 
         length, memory_len: L and M.
-        clamp_len: the largest distance; None for the layer's own `clamp_len`.
         like: hidden states, whose dtype and device the encodings have; None for those of the
         biases.
         """
         like = self.content_bias if like is None else like
-        return sinusoid(self.distances(length, memory_len, clamp_len, like.device), self.d_model, like.dtype)
+        return sinusoid(self.distances(length, memory_len, like.device), self.d_model, like.dtype)

@@ -34,14 +34,12 @@ class ShawAttention(SegmentAttention):
             raise TxlError(f"table_len must be >= 1, got {table_len}")
         self.table = nn.Parameter(torch.zeros(n_head, table_len, d_head))
 
-    def positions(
-        self, length: int, memory_len: int, clamp_len: int | None = None, *, like: Tensor | None = None
-    ) -> Tensor:
+    def positions(self, length: int, memory_len: int, *, like: Tensor | None = None) -> Tensor:
         """Return the table's row indices [T] for distances 0, 1, ..; like: as in
         `SegmentAttention`."""
         longest = self.table.size(1) - 1
         device = self.table.device if like is None else like.device
-        return self.distances(length, memory_len, clamp_len, device).clamp(max=longest)
+        return self.distances(length, memory_len, device).clamp(max=longest)
 
     def project_positions(self, positions: Tensor) -> Tensor:
         return self.table[:, positions]
