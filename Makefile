@@ -37,8 +37,8 @@ affected: $(VENV)/installed ## SINCE=main: only the tests that import what chang
 test-slow: $(VENV)/installed ## slow proofs: GPU code on a CPU, planted faults, thread sanitizer
 	PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/pytest tests -m slow -p proofs $(PARALLEL)
 
-test-interpreter: $(VENV)/installed ## every kernel test on the Triton kernels, in Triton's interpreter
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/txl_kernels -m triton --backends triton $(PARALLEL)
+test-interpreter: $(VENV)/installed ## every backend's tests on the Triton kernels, in Triton's interpreter; their own are in test
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/txl_kernels --ignore tests/txl_kernels/triton -m triton --backends triton $(PARALLEL)
 
 test-integrations: $(VENV)/installed $(PEERS)/installed ## other libraries' attention layers, accelerated, against themselves
 	PEERS=$(PEERS) OMP_NUM_THREADS=1 $(BIN)/pytest tests/integrations $(PARALLEL)
