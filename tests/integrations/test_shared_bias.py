@@ -1,5 +1,5 @@
-"""WavLM, BEATs and MPNet, whose layers share relative biases: whole models, layers of both kinds in
-a stack, and what wraps the layers' parts."""
+"""WavLM, BEATs, MPNet and T5, whose layers share relative biases: whole models, layers of both
+kinds in a stack, and what wraps the layers' parts."""
 
 import contextlib
 import copy
@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.peers,
     pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask and attn_mask"),  # WavLM's
 ]
-SHARING = ("wavlm", "espnet beats", "speechbrain beats", "mpnet")
+SHARING = ("wavlm", "espnet beats", "mpnet", "t5", "longt5 local")
 LENGTHS = (60, 41, 24)
 
 
@@ -160,15 +160,12 @@ def test_mpnet_whole() -> None:
         torch.testing.assert_close(got, exact, atol=1e-5, rtol=1e-4)
 
 
-SOME = {"wavlm": "layers.[02].*", "espnet beats": "layers.[02].*", "speechbrain beats": "layers.[02].*"}
-
-
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", [name for name in SHARING if name != "mpnet"])
 def test_a_part_of_a_stack(name: str) -> None:
     case = make(name, "right")
     case.module.eval()
     want = run(case)
-    report = accelerate(case.module, include=SOME[name])
+    report = accelerate(case.module, include="block.[02].*" if "t5" in name else "layers.[02].*")
     compare(run(case), want, 2e-4)
     assert report.fallbacks == {
         "another layer of its stack is not accelerated": 1,
@@ -221,7 +218,9 @@ def test_one_layer_falls_back(name: str) -> None:
 def test_holes_fall_back(name: str) -> None:
     case = make(name, "holes")
     shown = (torch.arange(case.x.size(1)) % 7 != 3).expand(case.x.size(0), -1)
-    if name == "wavlm":
+    if "t5" in name:
+        case.call = lambda f, x: f(inputs_embeds=x, attention_mask=shown).last_hidden_state
+    elif name == "wavlm":
         case.call = lambda f, x: f(x.clone(), attention_mask=shown).last_hidden_state
     elif name != "mpnet":
         case.call = lambda f, x: f(x.clone(), ~shown)[0]
@@ -273,13 +272,19 @@ def test_a_window(name: str) -> None:
     assert changed == [False, True]
 
 
-@pytest.mark.parametrize("name", ["wavlm", "espnet beats"])
-def test_a_layer_alone_is_left_alone(name: str) -> None:
-    layer = make(name).module.layers[0]
+@pytest.mark.parametrize(
+    ("name", "of_stack", "of_layer"),
+    [
+        ("wavlm", "layers.0", "attention"),
+        ("espnet beats", "layers.0", "self_attn"),
+        ("t5", "block.0", "layer.0.SelfAttention"),
+    ],
+)
+def test_a_layer_alone_is_left_alone(name: str, of_stack: str, of_layer: str) -> None:
+    layer = make(name).module.get_submodule(of_stack)
     with pytest.warns(UserWarning, match="the stack whose layers share its biases is not at hand"):
         assert not accelerate(layer).accelerated
-    attention = layer.attention if name == "wavlm" else layer.self_attn
-    assert "the stack whose layers share its biases is not at hand" in explain(attention)
+    assert "the stack whose layers share its biases is not at hand" in explain(layer.get_submodule(of_layer))
 
 
 def test_beats_of_other_kinds() -> None:
