@@ -3,17 +3,16 @@ kinds in a stack, and what wraps the layers' parts."""
 
 import contextlib
 import copy
-import sys
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from layer_helpers import both, compare
 from torch import Tensor, nn
 
 from implementations import bare_peers
-from implementations.peer_cases import STACKS, PeerCase, make
+from implementations.peer_cases import STACKS, make
 from txl_kernels.integrations import Accelerated, accelerate, explain, restore
 
 pytestmark = [
@@ -22,35 +21,6 @@ pytestmark = [
 ]
 SHARING = ("wavlm", "espnet beats", "mpnet", "t5", "longt5 local")
 LENGTHS = (60, 41, 24)
-
-
-def run(case: PeerCase, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """The output where it counts, and gradients of all parameters and of the input."""
-    x = case.x.to(dtype).requires_grad_()
-    out = case.call(case.module, x)
-    (out * torch.linspace(-1, 1, out.size(-1)) * case.valid.unsqueeze(-1)).sum().backward()
-    found = {n: p.grad.clone() for n, p in case.module.named_parameters() if p.grad is not None}
-    case.module.zero_grad()
-    return {"out": out.detach()[case.valid], "x": x.grad, **found}
-
-
-def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float) -> None:
-    """Compare with the greatest value of each tensor, or of all if it is zero but for rounding."""
-    assert ours.keys() == theirs.keys()
-    largest = max(float(x.abs().max()) for x in theirs.values())
-    for name, want in theirs.items():
-        scale = max(float(want.abs().max()), 1e-3 * largest)
-        assert float((ours[name] - want).abs().max()) <= tolerance * scale, name
-
-
-@pytest.fixture
-def any_dtype() -> Iterator[None]:
-    """float64, too, which no kernel for CPUs takes, but the reference."""
-    with contextlib.ExitStack() as patches:
-        for name in ("peer", "accelerate"):
-            module = sys.modules[f"txl_kernels.integrations.{name}"]
-            patches.enter_context(mock.patch.object(module, "has_kernel", return_value=True))
-        yield
 
 
 @pytest.mark.filterwarnings("ignore:txl_kernels uses the slow reference backend")
@@ -62,9 +32,9 @@ def test_float64(name: str, masks: str, any_dtype: None) -> None:
     case.module.eval().double()
     own = mock.patch("torch.Tensor.float", lambda x: x) if name == "longt5 local" else contextlib.nullcontext()
     with own:  # its softmax is in float32
-        want = run(case, torch.float64)
+        want = both(case, dtype=torch.float64)
     report = accelerate(case.module, strict=True)
-    compare(run(case, torch.float64), want, 1e-12)
+    compare(both(case, dtype=torch.float64), want, 1e-12)
     assert not report.fallbacks
 
 
@@ -129,7 +99,7 @@ def test_wavlm_in_training() -> None:
     report = accelerate(model, strict=True)
     found = gradients()
     assert sum("q_proj.weight" in n for n in want) == 2  # one layer was dropped
-    compare(found, want, 2e-4)
+    compare(found, want)
     assert not report.fallbacks
 
 
@@ -164,19 +134,19 @@ def test_mpnet_whole() -> None:
 def test_a_part_of_a_stack(name: str) -> None:
     case = make(name, "right")
     case.module.eval()
-    want = run(case)
+    want = both(case)
     report = accelerate(case.module, include="block.[02].*" if "t5" in name else "layers.[02].*")
-    compare(run(case), want, 2e-4)
+    compare(both(case), want)
     assert report.fallbacks == {
         "another layer of its stack is not accelerated": 1,
         "biases of all pairs, of a layer that the original answered": 1,
     }
     accelerate(case.module, strict=True)
     counted = dict(report.fallbacks)
-    compare(run(case), want, 2e-4)
+    compare(both(case), want)
     assert report.fallbacks == counted
     assert restore(case.module) == 3
-    assert all(torch.equal(a, want[n]) for n, a in run(case).items())
+    assert all(torch.equal(a, want[n]) for n, a in both(case).items())
 
 
 OF_MPNET: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
@@ -195,9 +165,9 @@ def test_a_part_of_mpnet(part: str) -> None:
     selection, reasons = OF_MPNET[part]
     case = make("mpnet", "right")
     case.module.eval()
-    want = run(case)
+    want = both(case)
     report = accelerate(case.module, **selection)
-    compare(run(case), want, 2e-4)
+    compare(both(case), want)
     assert report.fallbacks == reasons
 
 
@@ -206,11 +176,11 @@ def test_one_layer_falls_back(name: str) -> None:
     """It is given biases of distances, and gives its original those of all pairs."""
     case = make(name, "right")
     case.module.eval()
-    want = run(case)
+    want = both(case)
     report = accelerate(case.module, strict=True)
     middle = [m for m in case.module.modules() if isinstance(m, Accelerated) and m is not case.module][1]
     with mock.patch.object(type(middle), "why_not_kernel", lambda m, *args: "not today" if m is middle else None):
-        compare(run(case), want, 2e-4)
+        compare(both(case), want)
     assert report.fallbacks == {"not today": 1}
 
 
@@ -241,15 +211,15 @@ def test_lora(name: str) -> None:
 
     case = make(name, "right")
     case.module.eval()
-    plain = run(case)
+    plain = both(case)
     names = ["q", "v"] if name == "mpnet" else ["q_proj", "v_proj"]
     torch.manual_seed(3)
     inject_adapter_in_model(LoraConfig(r=4, target_modules=names, init_lora_weights=False), case.module)
     case.module.requires_grad_()
-    want = run(case)
+    want = both(case)
     assert torch.equal(want["out"], plain["out"]) == (name == "wavlm")
     report = accelerate(case.module, strict=True)
-    compare(run(case), want, 2e-4)
+    compare(both(case), want)
     assert not report.fallbacks
 
 

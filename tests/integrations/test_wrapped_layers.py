@@ -1,15 +1,12 @@
 """Our own layers under what other libraries put around modules: peft's LoRA, accelerate's offload,
 torchao's quantization, FSDP2 units inside the layer."""
 
-import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from model_helpers import small_model
 from torch import Tensor, nn
 
@@ -131,15 +128,7 @@ def test_torchao_in_training() -> None:
     assert it.qkv.weight.grad is not None
 
 
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    os.environ.pop("RANK", None)
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_fsdp_units_inside_the_layer(alone: None) -> None:
+def test_fsdp_units_inside_the_layer(one_process: None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
