@@ -1,6 +1,5 @@
 """Which modules `accelerate` takes: include, exclude, and what has no relative positions."""
 
-import warnings
 from typing import Any
 
 import pytest
@@ -28,9 +27,7 @@ def model() -> nn.ModuleDict:
 
 def taken(**options: Any) -> set[str]:
     m = model()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        report = accelerate(m, **options)
+    report = accelerate(m, **options)
     assert is_accelerated(m) == bool(report.accelerated)
     return {row.name for row in report.accelerated}
 
@@ -65,27 +62,6 @@ def test_what_is_not_selected_is_said_and_stays_as_it_is() -> None:
     assert restore(m) == 3
     assert not is_accelerated(m)
     assert "nothing to do: not included" in str(accelerate(m, include="encoder"))
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"include": "encodr"}, ValueError, "include must hold classes and names of the model's modules, got 'encodr'"),
-        ({"exclude": [nn.Conv1d]}, ValueError, "exclude must hold .* got 'Conv1d', which fits none"),
-        ({"exclude": 3}, TypeError, "exclude must be None, a class, a name or several of them, got 3"),
-        ({"include": [3]}, TypeError, "include must hold classes and names, got 3"),
-    ],
-)
-def test_bad_choices(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    m = model()
-    with pytest.raises(error, match=message):
-        accelerate(m, **options)
-    assert not is_accelerated(m)
-
-
-def test_is_accelerated_takes_modules() -> None:
-    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got str"):
-        is_accelerated("model")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("version", ["seamless_m4t", "seamless_m4t_v2"])

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from implementations import bare_peers
 from implementations.peer_cases import answer, make
@@ -101,16 +101,3 @@ def test_what_the_original_would_answer_raises() -> None:
     accelerate(case.module, strict=True, window=(8, 8))
     with pytest.raises(RuntimeError, match=r"window=\(8, 8\)\) holds for the kernels alone.*a mask with holes"):
         answer(case)
-
-
-@pytest.mark.parametrize(
-    ("window", "error", "message"),
-    [
-        (8, TypeError, r"window must be None or a pair \(left, right\), got 8"),
-        ((1, 2, 3), ValueError, r"window must be an integer or a pair \(left, right\), got 3 values"),
-        ((-1, 2), ValueError, r"window\[0\] must be"),
-    ],
-)
-def test_bad_windows(window: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        accelerate(nn.Linear(1, 1), window=window)
