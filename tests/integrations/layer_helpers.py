@@ -7,12 +7,17 @@ from implementations.peer_cases import PeerCase
 
 
 def both(
-    case: PeerCase, module: nn.Module | None = None, dtype: torch.dtype = torch.float32, gradients: bool = True
+    case: PeerCase,
+    module: nn.Module | None = None,
+    dtype: torch.dtype = torch.float32,
+    gradients: bool = True,
+    random: bool = True,
 ) -> dict[str, Tensor]:
     """Return the output where it counts, and the gradients of the input and of all parameters of a
     fixed functional of it.
 
     module: taken instead of the case's own.
+    random: whether the functional's weights are; else they are the same for all frames.
     """
     module = case.module if module is None else module
     torch.manual_seed(5)  # dropout
@@ -21,9 +26,11 @@ def both(
         out = case.call(module, x)
     found = {"out": out.detach()[case.valid]}
     if gradients:
-        weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)) * case.valid.unsqueeze(-1)
+        weight = torch.linspace(-1, 1, out.size(-1))
+        if random:
+            weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
         module.zero_grad()
-        (out * weight).sum().backward()
+        (out * weight * case.valid.unsqueeze(-1)).sum().backward()
         named = {"x": x, **dict(module.named_parameters())}
         found |= {n: p.grad for n, p in named.items() if p.grad is not None}
     return {n: getattr(g, "full_tensor", lambda g=g: g)() for n, g in found.items()}
