@@ -30,23 +30,6 @@ def in_two(f: Any, x: Tensor) -> Tensor:
     return result
 
 
-@pytest.mark.parametrize("targets", [["qkv"], PROJECTIONS], ids=",".join)
-def test_lora(targets: list[str]) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    x = torch.randn(2, M + L, WIDTH)
-    adapted = get_peft_model(layer(), LoraConfig(target_modules=targets, init_lora_weights=False)).eval()
-    torch.testing.assert_close(in_two(adapted, x), adapted(x)[:, M:], atol=1e-6, rtol=1e-5)
-    weights, base = adapted.base_model.model.weights(x[:, M:], x[:, :M]), adapted(x)
-    with torch.no_grad():
-        cache = adapted.base_model.model.new_cache(2, M, L)
-        adapted.base_model.model.fill_cache(cache, x[:, :M])
-        torch.testing.assert_close(adapted(x[:, M:], cache=cache), base[:, M:], atol=1e-6, rtol=1e-5)
-    merged = adapted.merge_and_unload()
-    torch.testing.assert_close(in_two(merged, x), base[:, M:], atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(merged.weights(x[:, M:], x[:, :M]), weights, atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize("encoding", ["relative", "shaw", "shaw-released"])
 def test_lora_of_a_model(encoding: str) -> None:
     from peft import LoraConfig, get_peft_model
