@@ -143,17 +143,6 @@ def test_dropout_in_training(name: str) -> None:
     assert 0.9 < float(ratio) < 1.1
 
 
-def test_positions_dropped_for_each_row() -> None:
-    """In training its encoder gives each text encodings of its own."""
-    case = make("parakeet", positions=0.3)
-    case.module.train()
-    case.module.attention_dropout = 0.0
-    own = both(case)
-    accelerate(case.module, strict=True)
-    ours = both(case)
-    torch.testing.assert_close(ours["out"], own["out"], atol=2e-6, rtol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["wav2vec2-conformer", "nemo", "espnet"])
 def test_bfloat16(name: str) -> None:
     case = make(name, "right")
