@@ -208,12 +208,12 @@ def others(work: Work) -> Iterator[dict[str, Any]]:
         yield {"kernel": f"{name}, all", "us": round(sum(us.values()), 1), "sm_mhz": mhz_under(run)}
 
 
-def sdpa(work: Work, backend: Any, device: str = "cuda", dtype: torch.dtype = torch.bfloat16) -> Callable[[], None]:
+def sdpa(work: Work, backend: Any) -> Callable[[], None]:
     """Return a function that runs torch's SDPA, forward and backward, for L queries and M + L / 2
     keys without a mask."""
-    make = partial(torch.randn, device=device, dtype=dtype, requires_grad=True)
+    make = partial(torch.randn, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     q, *kv = (make(work.B, work.H, n, work.D) for n in (work.L, *2 * [work.M + work.L // 2]))
-    dout = torch.randn(work.B, work.H, work.L, work.D, device=device, dtype=dtype)
+    dout = torch.randn(work.B, work.H, work.L, work.D, device="cuda", dtype=torch.bfloat16)
 
     def run() -> None:
         with sdpa_kernel(backend):

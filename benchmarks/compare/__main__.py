@@ -166,18 +166,12 @@ def compare(base_site: Path, head_site: Path, only: str, seconds: float) -> bool
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("revision", nargs="?", help="what to compare the working tree with")
-    parser.add_argument(
-        "--sites", nargs=2, type=Path, metavar=("BASE", "HEAD"), help="folders with built packages instead"
-    )
+    parser.add_argument("revision", help="what to compare the working tree with")
     parser.add_argument("--only", default="", help="cases whose name this regular expression finds")
     parser.add_argument("--seconds", type=float, default=6.0, help="of each case")
     a = parser.parse_args()
-    if (a.revision is None) == (a.sites is None):
-        parser.error("give a revision, or --sites")
     try:
-        given = [] if a.sites is None else [site.resolve() for site in a.sites]
-        with built(a.revision) if a.revision else contextlib.nullcontext(given) as sites:
+        with built(a.revision) as sites:
             good = compare(*sites, a.only, a.seconds)
     except (Failed, OSError, ValueError) as error:
         print(f"cannot compare: {error}", file=sys.stderr)

@@ -98,7 +98,7 @@ def load(paths: list[Path]) -> list[Device]:
         about = record["about"]
         if about["kind"] == "interpreter":
             continue
-        of_cpu = f"{_generation(record)}, {about['threads']} threads, {about['isa']}" if about["kind"] == "cpu" else ""
+        of_cpu = f"{_generation(about)}, {about['threads']} threads, {about['isa']}" if about["kind"] == "cpu" else ""
         fresh: dict[tuple[str, Case], Measured] = {}
         for row in record["rows"]:
             key = row["group"], Case.from_json(row["case"])
@@ -108,25 +108,13 @@ def load(paths: list[Path]) -> list[Device]:
     return sorted(devices, key=lambda device: max(x.about["date"] for x in device.comparisons), reverse=True)
 
 
-def _generation(record: Row) -> str:
+def _generation(about: Row) -> str:
     """Return " (Zen 4)" and the like for an AMD processor with AVX-512, whose name does not say
-    which it is: a Zen 4 runs 512-bit instructions in halves.
-
-    Records before 2026-11-26 have no family. They are told by their FMA peak on two threads, 236
-    GFLOP/s of a Zen 4 and 550 of a Zen 5; those without a peak by the kernels that the package had
-    by then.
-    """
-    about = record["about"]
-    isa = str(about["isa"])
-    if "AMD" not in about["device"] or not isa.startswith("avx512"):
+    which it is: a Zen 4 runs 512-bit instructions in halves."""
+    if "AMD" not in about["device"] or not str(about["isa"]).startswith("avx512"):
         return ""
-    if "family" in about:
-        names = {25: " (Zen 4)", 26: " (Zen 5)"}
-        return names.get(about["family"], f" (family {about['family']})")
-    limits = [row for row in record["rows"] if row.get("limit") == "operations" and row.get("dtype") != "bfloat16"]
-    peaks = [row["gflops"] for row in limits if "gflops" in row]
-    is_zen_5 = max(peaks) > 400 if peaks else isa == "avx512_bf16"
-    return " (Zen 5)" if is_zen_5 else " (Zen 4)"
+    names = {25: " (Zen 4)", 26: " (Zen 5)"}
+    return names.get(about["family"], f" (family {about['family']})")
 
 
 def _read(path: Path) -> Row:

@@ -39,7 +39,7 @@ def test_layers(name: str, sizes: dict[str, int], capsys: pytest.CaptureFixture[
 
 
 def test_several_devices() -> None:
-    """Alone; by two processes: tests/txl/distributed."""
+    """In one process; how several train together is tests/txl/distributed."""
     assert run_example("several_devices", steps=3) < 6
 
 
@@ -48,17 +48,6 @@ def test_a_training_loop(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{n:04d} follows the line before;\n" for n in range(300)))
     assert run_example("train", str(text), steps=60, batch=4, length=32) < 2
-
-
-@pytest.mark.parametrize(
-    "name", ["evaluate.py", "effective_context.py", "paper_systems.sh", "paper/table6.sh", "paper/table10.sh"]
-)
-def test_without_arguments_they_say_how_they_are_called(name: str) -> None:
-    command = ["bash"] if name.endswith(".sh") else [sys.executable]
-    done = subprocess.run([*command, EXAMPLES / name], capture_output=True, text=True)
-    assert done.returncode
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"usage: {'bash' if name.endswith('.sh') else 'python'} examples/{name} ")
 
 
 WITHOUT_TRANSFORMERS = """

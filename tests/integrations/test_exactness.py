@@ -7,9 +7,10 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor, nn
+from layer_helpers import both
+from torch import Tensor
 
-from implementations.peer_cases import PeerCase, make
+from implementations.peer_cases import make
 from txl_kernels.integrations import accelerate, restore
 
 pytestmark = [
@@ -61,18 +62,6 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 IDS = [" ".join([name, masks, *(f"{k}={v}" for k, v in more.items())]) for name, masks, more in CASES]
 
 
-def run(case: PeerCase, module: nn.Module, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """The output where it counts, and gradients of a fixed functional of it."""
-    torch.manual_seed(5)  # dropout
-    x = case.x.to(dtype).requires_grad_()
-    out = case.call(module, x)
-    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)) * case.valid.unsqueeze(-1)
-    named = {"x": x, **{n: p for n, p in module.named_parameters() if p.requires_grad}}
-    found = torch.autograd.grad((out * weight).sum(), list(named.values()), allow_unused=True)
-    result = {"out": out.detach()[case.valid].double()}
-    return result | {n: g.double() for n, g in zip(named, found, strict=True) if g is not None}
-
-
 def in_float64(name: str) -> contextlib.AbstractContextManager[Any]:
     """SpeechBrain and Gemma ask for a softmax in float32, whatever their parameters are in, Gemma 4
     for all of its attention; FlexAttention refuses gradients on a CPU, which its plain code has."""
@@ -102,11 +91,11 @@ def test_as_near_to_float64_as_the_peer(name: str, masks: str, more: dict[str, A
     case = make(name, masks, **more)
     case.module.eval()
     with in_float64(name):
-        exact = run(case, copy.deepcopy(case.module).double(), torch.float64)
+        exact = both(case, copy.deepcopy(case.module).double(), torch.float64)
     with in_float64(name) if name == "nemo transformer" else contextlib.nullcontext():
-        own = run(case, case.module)
+        own = both(case)
     report = accelerate(case.module, strict=True, weights="none" if name == "fireredasr" else "fallback")
-    ours = run(case, case.module)
+    ours = both(case)
     assert not report.fallbacks, str(report)
     assert own.keys() == exact.keys() == ours.keys()
     largest = max(float(x.abs().max()) for x in exact.values())
@@ -154,26 +143,15 @@ def test_dropout_in_training(name: str) -> None:
     assert 0.9 < float(ratio) < 1.1
 
 
-def test_positions_dropped_for_each_row() -> None:
-    """In training its encoder gives each text encodings of its own."""
-    case = make("parakeet", positions=0.3)
-    case.module.train()
-    case.module.attention_dropout = 0.0
-    own = run(case, case.module)
-    accelerate(case.module, strict=True)
-    ours = run(case, case.module)
-    torch.testing.assert_close(ours["out"], own["out"], atol=2e-6, rtol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["wav2vec2-conformer", "nemo", "espnet"])
 def test_bfloat16(name: str) -> None:
     case = make(name, "right")
     case.module.eval()
-    exact = run(case, copy.deepcopy(case.module).double(), torch.float64)["out"]
+    exact = both(case, copy.deepcopy(case.module).double(), torch.float64)["out"]
     half = copy.deepcopy(case.module).bfloat16()
-    own = run(case, half, torch.bfloat16)["out"]
+    own = both(case, half, torch.bfloat16)["out"]
     accelerate(half, strict=True)
-    ours = run(case, half, torch.bfloat16)["out"]
+    ours = both(case, half, torch.bfloat16)["out"]
     assert float((ours - exact).norm()) <= 1.2 * float((own - exact).norm())
 
 
@@ -181,10 +159,10 @@ def test_bfloat16(name: str) -> None:
 def test_autocast(name: str) -> None:
     case = make(name, "right")
     case.module.eval()
-    exact = run(case, copy.deepcopy(case.module).double(), torch.float64)["out"]
+    exact = both(case, copy.deepcopy(case.module).double(), torch.float64)["out"]
     with torch.autocast("cpu", torch.bfloat16):
-        own = run(case, case.module)["out"]
+        own = both(case)["out"]
         report = accelerate(case.module, strict=True)
-        ours = run(case, case.module)["out"]
+        ours = both(case)["out"]
     assert not report.fallbacks
     assert float((ours - exact).norm()) <= 1.2 * float((own - exact).norm())

@@ -1,56 +1,26 @@
-"""WavLM, BEATs and MPNet, whose layers share relative biases: whole models, layers of both kinds in
-a stack, and what wraps the layers' parts."""
+"""WavLM, BEATs, MPNet and T5, whose layers share relative biases: whole models, layers of both
+kinds in a stack, and what wraps the layers' parts."""
 
 import contextlib
 import copy
-import sys
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from layer_helpers import both, compare
 from torch import Tensor, nn
 
 from implementations import bare_peers
-from implementations.peer_cases import STACKS, PeerCase, make
+from implementations.peer_cases import STACKS, make
 from txl_kernels.integrations import Accelerated, accelerate, explain, restore
 
 pytestmark = [
     pytest.mark.peers,
     pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask and attn_mask"),  # WavLM's
 ]
-SHARING = ("wavlm", "espnet beats", "speechbrain beats", "mpnet")
+SHARING = ("wavlm", "espnet beats", "mpnet", "t5", "longt5 local")
 LENGTHS = (60, 41, 24)
-
-
-def run(case: PeerCase, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """The output where it counts, and gradients of all parameters and of the input."""
-    x = case.x.to(dtype).requires_grad_()
-    out = case.call(case.module, x)
-    (out * torch.linspace(-1, 1, out.size(-1)) * case.valid.unsqueeze(-1)).sum().backward()
-    found = {n: p.grad.clone() for n, p in case.module.named_parameters() if p.grad is not None}
-    case.module.zero_grad()
-    return {"out": out.detach()[case.valid], "x": x.grad, **found}
-
-
-def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float) -> None:
-    """Compare with the greatest value of each tensor, or of all if it is zero but for rounding."""
-    assert ours.keys() == theirs.keys()
-    largest = max(float(x.abs().max()) for x in theirs.values())
-    for name, want in theirs.items():
-        scale = max(float(want.abs().max()), 1e-3 * largest)
-        assert float((ours[name] - want).abs().max()) <= tolerance * scale, name
-
-
-@pytest.fixture
-def any_dtype() -> Iterator[None]:
-    """float64, too, which no kernel for CPUs takes, but the reference."""
-    with contextlib.ExitStack() as patches:
-        for name in ("peer", "accelerate"):
-            module = sys.modules[f"txl_kernels.integrations.{name}"]
-            patches.enter_context(mock.patch.object(module, "has_kernel", return_value=True))
-        yield
 
 
 @pytest.mark.filterwarnings("ignore:txl_kernels uses the slow reference backend")
@@ -62,9 +32,9 @@ def test_float64(name: str, masks: str, any_dtype: None) -> None:
     case.module.eval().double()
     own = mock.patch("torch.Tensor.float", lambda x: x) if name == "longt5 local" else contextlib.nullcontext()
     with own:  # its softmax is in float32
-        want = run(case, torch.float64)
+        want = both(case, dtype=torch.float64)
     report = accelerate(case.module, strict=True)
-    compare(run(case, torch.float64), want, 1e-12)
+    compare(both(case, dtype=torch.float64), want, 1e-12)
     assert not report.fallbacks
 
 
@@ -129,7 +99,7 @@ def test_wavlm_in_training() -> None:
     report = accelerate(model, strict=True)
     found = gradients()
     assert sum("q_proj.weight" in n for n in want) == 2  # one layer was dropped
-    compare(found, want, 2e-4)
+    compare(found, want)
     assert not report.fallbacks
 
 
@@ -160,26 +130,23 @@ def test_mpnet_whole() -> None:
         torch.testing.assert_close(got, exact, atol=1e-5, rtol=1e-4)
 
 
-SOME = {"wavlm": "layers.[02].*", "espnet beats": "layers.[02].*", "speechbrain beats": "layers.[02].*"}
-
-
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", [name for name in SHARING if name != "mpnet"])
 def test_a_part_of_a_stack(name: str) -> None:
     case = make(name, "right")
     case.module.eval()
-    want = run(case)
-    report = accelerate(case.module, include=SOME[name])
-    compare(run(case), want, 2e-4)
+    want = both(case)
+    report = accelerate(case.module, include="block.[02].*" if "t5" in name else "layers.[02].*")
+    compare(both(case), want)
     assert report.fallbacks == {
         "another layer of its stack is not accelerated": 1,
         "biases of all pairs, of a layer that the original answered": 1,
     }
     accelerate(case.module, strict=True)
     counted = dict(report.fallbacks)
-    compare(run(case), want, 2e-4)
+    compare(both(case), want)
     assert report.fallbacks == counted
     assert restore(case.module) == 3
-    assert all(torch.equal(a, want[n]) for n, a in run(case).items())
+    assert all(torch.equal(a, want[n]) for n, a in both(case).items())
 
 
 OF_MPNET: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
@@ -198,9 +165,9 @@ def test_a_part_of_mpnet(part: str) -> None:
     selection, reasons = OF_MPNET[part]
     case = make("mpnet", "right")
     case.module.eval()
-    want = run(case)
+    want = both(case)
     report = accelerate(case.module, **selection)
-    compare(run(case), want, 2e-4)
+    compare(both(case), want)
     assert report.fallbacks == reasons
 
 
@@ -209,11 +176,11 @@ def test_one_layer_falls_back(name: str) -> None:
     """It is given biases of distances, and gives its original those of all pairs."""
     case = make(name, "right")
     case.module.eval()
-    want = run(case)
+    want = both(case)
     report = accelerate(case.module, strict=True)
     middle = [m for m in case.module.modules() if isinstance(m, Accelerated) and m is not case.module][1]
     with mock.patch.object(type(middle), "why_not_kernel", lambda m, *args: "not today" if m is middle else None):
-        compare(run(case), want, 2e-4)
+        compare(both(case), want)
     assert report.fallbacks == {"not today": 1}
 
 
@@ -221,7 +188,9 @@ def test_one_layer_falls_back(name: str) -> None:
 def test_holes_fall_back(name: str) -> None:
     case = make(name, "holes")
     shown = (torch.arange(case.x.size(1)) % 7 != 3).expand(case.x.size(0), -1)
-    if name == "wavlm":
+    if "t5" in name:
+        case.call = lambda f, x: f(inputs_embeds=x, attention_mask=shown).last_hidden_state
+    elif name == "wavlm":
         case.call = lambda f, x: f(x.clone(), attention_mask=shown).last_hidden_state
     elif name != "mpnet":
         case.call = lambda f, x: f(x.clone(), ~shown)[0]
@@ -235,32 +204,29 @@ def test_holes_fall_back(name: str) -> None:
     torch.testing.assert_close(found, want, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["wavlm", "espnet beats", "mpnet"])
-def test_lora(name: str) -> None:
+def test_lora() -> None:
     """On projections: WavLM's original reads their weights, so that LoRA does nothing there."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    case = make(name, "right")
+    case = make("wavlm", "right")
     case.module.eval()
-    plain = run(case)
-    names = ["q", "v"] if name == "mpnet" else ["q_proj", "v_proj"]
+    plain = both(case)
     torch.manual_seed(3)
-    inject_adapter_in_model(LoraConfig(r=4, target_modules=names, init_lora_weights=False), case.module)
+    inject_adapter_in_model(LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False), case.module)
     case.module.requires_grad_()
-    want = run(case)
-    assert torch.equal(want["out"], plain["out"]) == (name == "wavlm")
+    want = both(case)
+    assert torch.equal(want["out"], plain["out"])
     report = accelerate(case.module, strict=True)
-    compare(run(case), want, 2e-4)
+    compare(both(case), want)
     assert not report.fallbacks
 
 
-@pytest.mark.parametrize("name", ["wavlm", "espnet beats", "mpnet"])
+@pytest.mark.parametrize("name", ["wavlm", "espnet beats"])
 def test_a_window(name: str) -> None:
     """The last frame does not change with one 6 before it, in one layer."""
     case = make(name)
     case.module.eval()
-    layers = case.module.layer if name == "mpnet" else case.module.layers
-    del layers[1:]
+    del case.module.layers[1:]
     if hasattr(case.module, "pos_conv_embed"):
         case.module.pos_conv_embed = nn.Identity()
     accelerate(case.module, strict=True, window=(5, 1))
@@ -273,13 +239,19 @@ def test_a_window(name: str) -> None:
     assert changed == [False, True]
 
 
-@pytest.mark.parametrize("name", ["wavlm", "espnet beats"])
-def test_a_layer_alone_is_left_alone(name: str) -> None:
-    layer = make(name).module.layers[0]
+@pytest.mark.parametrize(
+    ("name", "of_stack", "of_layer"),
+    [
+        ("wavlm", "layers.0", "attention"),
+        ("espnet beats", "layers.0", "self_attn"),
+        ("t5", "block.0", "layer.0.SelfAttention"),
+    ],
+)
+def test_a_layer_alone_is_left_alone(name: str, of_stack: str, of_layer: str) -> None:
+    layer = make(name).module.get_submodule(of_stack)
     with pytest.warns(UserWarning, match="the stack whose layers share its biases is not at hand"):
         assert not accelerate(layer).accelerated
-    attention = layer.attention if name == "wavlm" else layer.self_attn
-    assert "the stack whose layers share its biases is not at hand" in explain(attention)
+    assert "the stack whose layers share its biases is not at hand" in explain(layer.get_submodule(of_layer))
 
 
 def test_beats_of_other_kinds() -> None:

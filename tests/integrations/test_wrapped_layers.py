@@ -1,15 +1,12 @@
 """Our own layers under what other libraries put around modules: peft's LoRA, accelerate's offload,
 torchao's quantization, FSDP2 units inside the layer."""
 
-import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from model_helpers import small_model
 from torch import Tensor, nn
 
@@ -31,23 +28,6 @@ def in_two(f: Any, x: Tensor) -> Tensor:
     """The second part of a text, with the first as its memory."""
     result: Tensor = f(x[:, M:], x[:, :M])
     return result
-
-
-@pytest.mark.parametrize("targets", [["qkv"], PROJECTIONS], ids=",".join)
-def test_lora(targets: list[str]) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    x = torch.randn(2, M + L, WIDTH)
-    adapted = get_peft_model(layer(), LoraConfig(target_modules=targets, init_lora_weights=False)).eval()
-    torch.testing.assert_close(in_two(adapted, x), adapted(x)[:, M:], atol=1e-6, rtol=1e-5)
-    weights, base = adapted.base_model.model.weights(x[:, M:], x[:, :M]), adapted(x)
-    with torch.no_grad():
-        cache = adapted.base_model.model.new_cache(2, M, L)
-        adapted.base_model.model.fill_cache(cache, x[:, :M])
-        torch.testing.assert_close(adapted(x[:, M:], cache=cache), base[:, M:], atol=1e-6, rtol=1e-5)
-    merged = adapted.merge_and_unload()
-    torch.testing.assert_close(in_two(merged, x), base[:, M:], atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(merged.weights(x[:, M:], x[:, :M]), weights, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("encoding", ["relative", "shaw", "shaw-released"])
@@ -131,15 +111,7 @@ def test_torchao_in_training() -> None:
     assert it.qkv.weight.grad is not None
 
 
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    os.environ.pop("RANK", None)
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def test_fsdp_units_inside_the_layer(alone: None) -> None:
+def test_fsdp_units_inside_the_layer(one_process: None) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 

@@ -1,6 +1,5 @@
 """The lint of the CUDA kernels' machine code fails on what it is there for."""
 
-import importlib.util
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,12 +14,9 @@ GOOD = {"registers": 104, "stack": 0, "shared": 0, "instructions": 2400, "wide":
 
 @pytest.fixture(scope="module")
 def lint() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("cuda_lint", ROOT / "tools" / "cuda_lint.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    import cuda_lint
+
+    return cuda_lint
 
 
 @pytest.mark.parametrize(("change", "said"), [

@@ -9,10 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
-from gpu_card import Nvml, architecture, covers, facts, misfit
-from gpu_kernels import NAME, Work, adopt, others, sdpa
-from torch.nn.attention import SDPBackend
+from gpu_card import architecture, covers, misfit
+from gpu_kernels import NAME, adopt
 from triton.runtime import cache
 
 from txl_kernels.backends import cuda
@@ -144,11 +142,6 @@ def test_carried_kernels_are_found(tmp_path: Path) -> None:
     assert set(hits("look", there, there / "kit/triton")) == {True}
 
 
-def test_a_tile_of_pairs() -> None:
-    """Four blocks of queries: 4 x 2 tiles of the memory, and a triangle of 10."""
-    assert Work(B=1, H=2, L=256, M=128, D=64).tiles == 2 * (8 + 10)
-
-
 def test_what_a_module_runs_on() -> None:
     assert [architecture(x) for x in ((8, 0), (9, 0), (10, 0), (12, 0))] == [
         "80-real",
@@ -173,52 +166,3 @@ def test_a_module_for_another_gpu_is_built_anew(monkeypatch: pytest.MonkeyPatch)
     assert misfit(7, (8, 0)) == "the module is for 90a-real, this GPU is 80-real"
     monkeypatch.setattr(cuda, "native", NativeModule(why_not_loaded="it is not here"))
     assert misfit(7, (9, 0)) == "it is not here"
-
-
-NVML = """
-#include <cstdio>
-#include <cstring>
-extern "C" {
-int nvmlInit_v2() { return 0; }
-int nvmlSystemGetDriverVersion(char* to, unsigned n) { std::snprintf(to, n, "580.95"); return 0; }
-int nvmlDeviceGetHandleByUUID(const char* uuid, void** to) { return std::strcmp(uuid, "GPU-1-2") ? 6 : (*to = (void*)7, 0); }
-int nvmlDeviceGetHandleByIndex_v2(unsigned, void** to) { *to = (void*)8; return 0; }
-int nvmlDeviceGetName(void* d, char* to, unsigned n) { std::snprintf(to, n, "GPU %ld", (long)d); return 0; }
-int nvmlDeviceGetClockInfo(void*, int which, unsigned* to) { *to = 1000 * which; return 0; }
-int nvmlDeviceGetPowerUsage(void*, unsigned* to) { *to = 71500; return 0; }
-int nvmlDeviceGetEccMode(void*, unsigned* now, unsigned* later) { *now = 1, *later = 0; return 0; }
-int nvmlDeviceGetMigMode(void*, unsigned*, unsigned*) { return 3; }
-}
-"""
-
-
-def test_facts_without_nvidia_smi(tmp_path: Path) -> None:
-    """From the driver's library, of which not everything need be there."""
-    (tmp_path / "nvml.cpp").write_text(NVML)
-    library = tmp_path / "libnvml.so"
-    subprocess.run(["g++", "-shared", "-fPIC", "-o", library, tmp_path / "nvml.cpp"], check=True)
-    nvml = Nvml(str(library))
-    said = nvml.facts(nvml.device("1-2"))
-    assert (said["driver"], said["name"], said["sm MHz"], said["memory MHz"]) == ("580.95", "GPU 7", 1000, 2000)
-    assert (said["power"], said["ECC"]) == (71.5, (1, 0))
-    assert (said["MIG"], said["temperature"], said["power limit"]) == (None, None, None)
-    assert nvml.facts(nvml.device("of another"))["name"] == "GPU 8"
-    assert facts(str(library))["nvml"]["driver"] == "580.95"
-    assert "is not here" in facts(str(tmp_path / "none.so"))["nvml"]
-
-
-def test_nothing_asks_nvidia_smi() -> None:
-    for file in (ROOT / "tools").glob("*.*"):
-        code = [line for line in file.read_text().splitlines() if "nvidia-smi" in line]
-        assert all(
-            "without nvidia-smi" in line or "no nvidia-smi" in line or "behind nvidia-smi" in line for line in code
-        )
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_yardsticks_run() -> None:
-    """On a CPU by torch's own products; what needs a GPU says why it did not."""
-    sdpa(Work(1, 2, 64, 64, 16), SDPBackend.MATH, "cpu", torch.float32)()
-    lines = list(others(Work(1, 2, 64, 64, 16)))
-    assert [line["kernel"] for line in lines] == ["cuda", "flash SDPA", "cuDNN SDPA"]
-    assert all(line["why not"] for line in lines)

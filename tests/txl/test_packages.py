@@ -8,6 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 NEEDED = ("numpy", "rich", "safetensors", "typer")
 OPTIONAL = ("matplotlib", "numpy", "rich", "safetensors", "tensorboard", "triton", "typer")
+PEERS = ("transformers", "nemo", "espnet", "funasr", "speechbrain", "ray", "ding", "labml_nn", "cosyvoice",
+         "enformer_pytorch", "fireredasr")  # fmt: skip
 
 
 HIDE = """
@@ -30,14 +32,14 @@ def run_without(packages: tuple[str, ...], code: str) -> subprocess.CompletedPro
 
 def test_kernels_run_with_torch_alone() -> None:
     code = """
-import torch, txl_kernels
+import torch, txl_kernels, txl_kernels.integrations
 for backend in txl_kernels.available_backends("cpu"):
     q, r, u = torch.randn(1, 2, 5, 8, requires_grad=True), torch.randn(2, 5, 8), torch.zeros(2, 8)
     txl_kernels.rel_attention(q, q, q, r, u, u, backend=backend).sum().backward()
     assert q.grad.isfinite().all()
     print(backend)
 """
-    done = run_without(OPTIONAL, code)
+    done = run_without(OPTIONAL + PEERS, code)
     assert done.returncode == 0, done.stderr
     assert "reference" in done.stdout.split()
 

@@ -21,11 +21,6 @@ def test_there_and_back(title: str, case: Case) -> None:
     assert str(case) == title
 
 
-def test_unknown_fields_are_refused() -> None:
-    with pytest.raises(TypeError, match="length"):
-        Case.from_json({"length": 3})
-
-
 def test_a_share_is_of_the_peak_of_its_dtype() -> None:
     rows = [
         {"gflops": 30.0, "gb_per_s": 4.0},

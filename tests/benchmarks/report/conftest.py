@@ -30,7 +30,6 @@ def folder(tmp_path: Path) -> Path:
     for n in (512, 1024):
         case = {"unit": "call", "direction": "forward+backward", "shape": SHAPE | {"L": n, "M": n}}
         new += [ours("peak memory", case, "ours", 1.0, peak_mib=float(n)), row("peak memory", case, "other", 1.0)]
-        new += [ours("speed against length", case | {"direction": "forward"}, "ours", float(n))]
     step = {"unit": "token", "direction": "forward+backward", "model": "wt103-base", "note": "267,735 words"}
     new += [ours("softmax", step, "adaptive", 2.0), ours("softmax", step, "adaptive-4", 1.0)]
     for name, ms in (("torch-adaptive", 3.0), ("torch-adaptive-4", 0.9), ("full-softmax", 12.0)):
@@ -38,11 +37,6 @@ def folder(tmp_path: Path) -> Path:
     step = {"unit": "step", "model": "wt103-base", "note": "softmax"}
     new += [ours("peak memory", step, "adaptive", 1.0, peak_mib=500.0)]
     new += [row("peak memory", step, "full-softmax", 1.0, peak_mib=2000.0)]
-    processes = {"unit": "process", "note": "whole processes"}
-    new += [
-        ours("start-up", processes, "import txl_kernels", 1500.0),
-        row("start-up", processes, "import torch", 1300.0),
-    ]
     write(records, "2026-02-02", new, commit="def")
     write(records, "2026-03-03", [ours("attention", forward, "ours", 1.0)], kind="interpreter")
     return records
