@@ -106,20 +106,20 @@ def test_ctrl_c_where_nothing_is_to_be_saved(txl: Run, run: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("then", "said", "code"),
+    ("seconds", "then", "said", "code"),
     [
-        ("time.sleep(0.2); raise SystemExit('error: the other one has ended')", "error: the other one has ended\n", 1),
-        ("time.sleep(60)", "", -signal.SIGALRM),
+        (60, "raise SystemExit('error: the other one has ended')", "error: the other one has ended\n", 1),
+        (1, "time.sleep(60)", "", -signal.SIGALRM),
     ],
     ids=["says why", "says nothing"],
 )
-def test_sigterm_leaves_seconds_for_an_error_on_its_way(then: str, said: str, code: int) -> None:
+def test_sigterm_leaves_seconds_for_an_error_on_its_way(seconds: int, then: str, said: str, code: int) -> None:
     """torchrun ends the others as soon as one process fails, perhaps before they have told it."""
     program = f"""
 import os, signal, time
 from txl.commands import training
 
-training._LAST_WORDS_S = 1
+training._LAST_WORDS_S = {seconds}
 with training._last_words():
     os.kill(os.getpid(), signal.SIGTERM)
     {then}
