@@ -98,6 +98,9 @@ class HFConformer(Accelerated):
             given["relative_position_embeddings"] = relative_position_embeddings
         dropout_p = float(self.dropout.p) if self.training else 0.0
         why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
+        eager = getattr(getattr(self, "config", None), "_attn_implementation", None) == "eager"
+        if eager and isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.bool:
+            why = why or "a bool mask, which eager attention adds to scores"
         bounds = interface_bounds(why, attention_mask)
         if isinstance(bounds, str):
             return self.fall_back(bounds, hidden_states, attention_mask, **given)  # type: ignore[no-any-return]
