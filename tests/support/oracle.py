@@ -161,10 +161,13 @@ def _by_reference(case: Case, dtype: torch.dtype, device: torch.device) -> dict[
     return {"out": out.detach(), "lse": lse.detach()} | gradients(out, lse, exact)
 
 
-def matches_the_reference(case: Case, dtype: torch.dtype, backend: str | None, *, minimum: float | None = None) -> None:
+def matches_the_reference(
+    case: Case, dtype: torch.dtype, backend: str | None, *, minimum: float | None = None
+) -> tuple[Tensor, Tensor]:
     """out, lse and every gradient against the reference in float64, which the definition proves.
+    Return both values of out.
 
-    least: None to compare norms alone, else as `require_close` takes it.
+    minimum: None to compare norms alone, else as `require_close` takes it.
     """
     x = make_inputs(case, dtype)
     got = attend(x, backend=backend)
@@ -174,6 +177,7 @@ def matches_the_reference(case: Case, dtype: torch.dtype, backend: str | None, *
         require_small_error(given[name], wanted[name], name, dtype)
         if minimum is not None:
             require_close(given[name], wanted[name], name, dtype, minimum=minimum)
+    return given["out"], wanted["out"]
 
 
 def is_leaf(x: Any) -> bool:

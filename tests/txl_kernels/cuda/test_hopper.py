@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cases import TENSORS, Case, as_call, as_fields, make_inputs
-from cuda_cases import HOPPER, SPLIT, use, within_the_error_budget
+from cuda_cases import HOPPER, SPLIT, require_error_budget, use
 from cuda_emulation import build, plan_of
 from error_budget import SHAPES, require_at_most_twice_eager
 from oracle import gradients, matches_the_reference
@@ -36,8 +36,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("kernels", "nan_filled")
 @pytest.mark.parametrize(("case", "dtype"), [(case, DTYPES[n % 2]) for n, case in enumerate(HOPPER)], ids=str)
 def test_values_and_gradients(case: Case, dtype: torch.dtype) -> None:
-    matches_the_reference(case, dtype, "cuda")
-    within_the_error_budget(case, dtype)
+    require_error_budget(*matches_the_reference(case, dtype, "cuda"), case, dtype)
 
 
 @pytest.mark.usefixtures("kernels")
