@@ -41,15 +41,7 @@ def test_it_imports_without_a_driver_and_says_so() -> None:
 
 @built
 def test_the_module_refuses_sizes_it_has_no_kernels_for() -> None:
-    wrong = (
-        (1, 1, 17, 0, 8),
-        (1, 1, 1, 0, 264),
-        (1, 1, 1, 0, 12),
-        (0, 1, 1, 0, 8),
-        (2**31, 2, 1, 0, 8),
-        (1, 2**16, 1, 0, 8),
-    )
-    for sizes in wrong:
+    for sizes in ((1, 1, 17, 0, 8), (1, 1, 1, 0, 12), (2**31, 2, 1, 0, 8)):
         with pytest.raises(ValueError, match=r"kernels do not take|a grid of blocks"):
             plan_of(*sizes)
 
@@ -209,9 +201,3 @@ def test_a_device_is_set_only_where_it_changes(tmp_path: Path) -> None:
     subprocess.run([*command, tmp_path / "devices.cpp", folder / "device.cu", "-o", program], check=True)
     done = subprocess.run([program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["[0]", "[0]", "1", "[1]", "0"]
-
-
-def test_machine_code_for_every_architecture() -> None:
-    built = re.search(r'CMAKE_CUDA_ARCHITECTURES "([^"]*)"', (ROOT / "CMakeLists.txt").read_text())
-    assert built is not None
-    assert built[1].split(";") == ["80-real", "90a-real", "100", "120-real"]
