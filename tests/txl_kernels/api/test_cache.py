@@ -49,12 +49,13 @@ def test_the_oldest_are_dropped_and_rows_reordered() -> None:
     """Keys and values stay together over the moves to the buffers' front."""
     cache = KeyValueCache(None, 3, 5, 2, n_kv_head=2, d_key=4, d_value=3)
     k, v = torch.randn(3, 2, 40, 4), torch.randn(3, 2, 40, 3)
-    rows = torch.tensor([2, 0, 0])
+    rows, storage = torch.tensor([2, 0, 0]), cache.memory[0].untyped_storage().data_ptr()
     for first in range(0, 40, 2):
         cache.append(k[:, :, first : first + 2], v[:, :, first : first + 2])
         held = slice(max(first - 3, 0), first + 2)
         assert torch.equal(cache.memory[0], k[:, :, held])
         assert torch.equal(cache.memory[1], v[:, :, held])
+    assert cache.memory[0].untyped_storage().data_ptr() == storage
     cache.reorder(rows)
     assert torch.equal(cache.memory[0], k[rows, :, 35:])
     assert torch.equal(cache.memory[1], v[rows, :, 35:])
