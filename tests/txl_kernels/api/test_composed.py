@@ -11,13 +11,8 @@ from torch import Tensor
 
 COMPILED = (  # each a way through the code of its own
     "no biases, a table of more rows",
-    "clamped, descending, causal",
-    "numbers, clamped, descending",
     "numbers alone for all heads, prefix, softcap",
     "numbers and a table for each batch row, chunks",
-    "a table for each batch row and all heads",
-    "chunks with a start",
-    "prefix and padding on the left",
     "all at once",
 )
 

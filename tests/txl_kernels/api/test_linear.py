@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from internals import BY_ONEDNN, MOST_ONEDNN_SHAPES, ONEDNN, ONEDNN_SHAPES
+from internals import MOST_ONEDNN_SHAPES, ONEDNN, ONEDNN_SHAPES
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from txl_kernels import linear as module
-from txl_kernels.linear import linear, onednn_is_faster, project
+from txl_kernels.linear import linear, project
 
 onednn = pytest.mark.skipif(ONEDNN.value() is None, reason="torch was built without oneDNN")
 
@@ -85,20 +85,6 @@ def test_what_is_torchs_own(products: list[torch.Size], monkeypatch: pytest.Monk
         with pytest.raises(RuntimeError, match="cannot be multiplied"):
             linear(x[:, :-1], weight, bias)
     assert products == []
-
-
-@onednn
-@pytest.mark.parametrize("vendor", ["AuthenticAMD", "GenuineIntel"])
-def test_the_library_is_a_function_of_the_vendor(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same product on every run on a machine."""
-    x, weight, _ = inputs(64)
-    monkeypatch.setattr(module.Path, "read_text", lambda _: f"vendor_id\t: {vendor}\n")
-    onednn_is_faster.cache_clear()
-    try:
-        with torch.no_grad():
-            assert BY_ONEDNN.value(x, weight, None) == (vendor == "AuthenticAMD")
-    finally:
-        onednn_is_faster.cache_clear()
 
 
 @onednn

@@ -279,17 +279,6 @@ def test_no_tile_without_a_visible_pair_is_visited(
     assert counter() - middle == 6 * tiles + 2 * 5 * wide + 4 * blocks
 
 
-@pytest.mark.usefixtures("kernels")
-def test_transforms_of_torch_func() -> None:
-    inputs = make_inputs(Case("", L=20, D=8), torch.bfloat16)
-
-    def loss(q: torch.Tensor) -> torch.Tensor:
-        return rel_attention(**as_call(inputs) | {"q": q}, backend="cuda").float().sum()
-
-    (want,) = torch.autograd.grad(loss(inputs["q"]), [inputs["q"]])
-    torch.testing.assert_close(torch.func.grad(loss)(inputs["q"].detach()), want)
-
-
 @pytest.mark.parametrize("name", ["q", "k", "r", "content_bias", "position_bias"])
 def test_what_was_chosen_is_remembered_by_alignment_and_gradients(
     name: str, emulated: Any, monkeypatch: pytest.MonkeyPatch
