@@ -7,6 +7,8 @@ from oracle import attend, gradients, matches_the_definition, oracle
 from tolerances import require_close
 
 from txl_kernels import rel_attention
+from txl_kernels.backends import cpu
+from txl_kernels.call import Call
 
 
 @pytest.mark.usefixtures("nan_filled")
@@ -194,6 +196,17 @@ def test_queries_that_see_nothing_may_hold_anything(backend: str) -> None:
     assert out.isfinite().all()
     for name, gradient in gradients(out, lse, inputs).items():
         assert gradient.isfinite().all(), name
+
+
+def test_fused_projections_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The C++ kernels get the very storage of q, k, v and the memory."""
+    inputs = make_inputs(Case("", layout="fused"), torch.float32)
+    seen: list[Call] = []
+    real = cpu.forward
+    monkeypatch.setattr(cpu, "forward", lambda call, *rest: (seen.append(call), real(call, *rest))[1])
+    rel_attention(**as_call(inputs), backend="native")
+    for name in ("q", "k", "v", "k_mem", "v_mem"):
+        assert getattr(seen[0], name).data_ptr() == inputs[name].data_ptr(), name
 
 
 def test_tensors_that_overlap_themselves(backend: str) -> None:
