@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from internals import COMPARED, MACHINE, NOTE_OF
 
 import txl_kernels
 from txl_kernels import check_calls, diagnosis
@@ -87,22 +86,14 @@ def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
     assert "--check" in capsys.readouterr().err
 
 
-def test_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu.native, "module", None)
-    monkeypatch.setattr(cpu.native, "why_not_loaded", "the C++ module could not be loaded: it is not there")
-    text = diagnosis.report()
-    assert "native     does not run: the C++ module could not be loaded: it is not there" in text
-    assert "backend=None takes reference" in text
-
-
 def test_says_on_a_gpu_what_a_small_case_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that counts as one, where the kernels agree, raise, or memory is full."""
     monkeypatch.setattr(self_check, "can_run_now", lambda device: True)
-    MACHINE.replace(monkeypatch, lambda device: ("a GPU",))
-    NOTE_OF.replace(monkeypatch, lambda kind: None)
+    monkeypatch.setattr(self_check, "_machine", lambda device: ("a GPU",))
+    monkeypatch.setattr(self_check, "_note_of", lambda kind: None)
 
     def says(forward: Any) -> str:
-        COMPARED.replace(monkeypatch, {})
+        monkeypatch.setattr(self_check, "_compared", {})
         monkeypatch.setattr(cpu, "forward", forward)
         return next(line for line in diagnosis.report().splitlines() if line.startswith("  native"))
 
