@@ -2,12 +2,10 @@
 
 import contextlib
 import errno
-import logging
 import os
 import re
 import shutil
 import subprocess
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +19,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from txl_kernels import backends, operators, rel_attention
 from txl_kernels.backends import cpu, cuda, self_check, triton
-from txl_kernels.backends.failures import reason_of
 from txl_kernels.backends.self_check import Kind, compare
 
 CPU = torch.device("cpu")
@@ -189,18 +186,12 @@ def test_a_fault_in_what_triton_compiles(kernel: str) -> None:
 COMPILER = RuntimeError("Failed to find C compiler. Please specify via CC environment variable or set triton.knobs.")
 
 
-class OutOfResources(Exception):
-    """As Triton's own."""
-
-
 FAILURES = {
     "no C compiler": (COMPILER, "a C compiler and Python's headers|a C compiler .*gcc|Python's headers"),
     "no Python.h": (subprocess.CalledProcessError(1, ["/bin/gcc", "/tmp/tmp8s2/main.c"]), "/bin/gcc ended with exit"),
     "no gcc after all": (FileNotFoundError(errno.ENOENT, "No such file or directory", "gcc-99"), "gcc-99"),
-    "shared memory": (OutOfResources("out of resource: shared memory, Required: 232448, Hardware limit: 101376."), "232448"),
     "architecture": (RuntimeError("ptxas fatal: Value 'sm_130' is not defined for option 'gpu-name'"), "newer torch"),
     "no space": (OSError(errno.ENOSPC, "No space left on device", "/root/.triton/tmp.pid_7"), "TRITON_CACHE_DIR"),
-    "a read-only home": (PermissionError(errno.EACCES, "Permission denied", "/root/.triton"), "TRITON_CACHE_DIR"),
     "a broken Triton": (ImportError("libtriton.so: undefined symbol"), "undefined symbol"),
     "an assertion": (AssertionError("libcuda.so cannot found!"), "NVIDIA driver"),
 }  # fmt: skip
@@ -292,31 +283,6 @@ def test_a_context_that_answers_nothing_is_lost(monkeypatch: pytest.MonkeyPatch)
 
 @needs_native
 @pytest.mark.usefixtures("only_triton")
-@pytest.mark.filterwarnings("always")
-def test_threads_find_out_once(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
-    calls: list[int] = []
-    monkeypatch.setattr(triton, "forward", raising(COMPILER, calls))
-    inputs, start = make_inputs(Case(""), torch.float32), threading.Barrier(8)
-    results: list[torch.Tensor] = []
-
-    def run() -> None:
-        start.wait()
-        with torch.no_grad():
-            results.append(rel_attention(**as_call(inputs)))
-
-    threads = [threading.Thread(target=run) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 8
-    assert all(torch.equal(x, results[0]) for x in results)
-    assert len(calls) == 1
-    assert len([x for x in recwarn if issubclass(x.category, RuntimeWarning)]) == 1
-
-
-@needs_native
-@pytest.mark.usefixtures("only_triton")
 def test_what_agreed_once_may_not_compile_today(monkeypatch: pytest.MonkeyPatch) -> None:
     """The home is shared, the compiler is not."""
     inputs = make_inputs(Case(""), torch.float32)
@@ -326,28 +292,6 @@ def test_what_agreed_once_may_not_compile_today(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(triton, "forward", raising(COMPILER))
     with pytest.warns(RuntimeWarning, match="C compiler"):
         rel_attention(**as_call(inputs))
-
-
-@needs_native
-@pytest.mark.usefixtures("only_triton")
-def test_one_line_says_that_kernels_are_compiled(caplog: pytest.LogCaptureFixture, capfd: Any) -> None:
-    with caplog.at_level(logging.INFO, logger="txl_kernels"):
-        for case in (Case(""), Case("", D=16), Case("", L=2)):
-            rel_attention(**as_call(make_inputs(case, torch.float32)))
-    (line,) = [x for x in caplog.records if x.name == "txl_kernels"]
-    assert "compiles kernels" in line.getMessage()
-    assert "seconds" in line.getMessage()
-    assert capfd.readouterr().out == ""
-
-
-def test_reasons_are_alike_for_calls_that_fail_alike() -> None:
-    """Names of temporary files are left out, and what is long is cut."""
-    a, b = (subprocess.CalledProcessError(1, ["gcc", f"/tmp/{n}/main.c"]) for n in "ab")
-    assert reason_of(a) == reason_of(b)
-    a, b = (OSError(errno.ENOSPC, "No space left on device", f"/x/tmp.pid_{n}") for n in (1, 2))
-    assert reason_of(a) == reason_of(b)
-    assert len(reason_of(ValueError("x" * 10_000))) < 500
-    assert reason_of(ValueError()) == "its first call raised ValueError: no message."
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -370,16 +314,6 @@ def test_every_variant_of_a_kernel_has_a_case(name: str) -> None:
         assert compare(cpu, kind) is None
         call = self_check._to_device(self_check.case_of(kind), kind)
         assert self_check.kind_of("native", call, True) == kind
-
-
-@pytest.mark.triton
-@pytest.mark.parametrize("name", ["own scale of a bias alone", "as Inkling's"])
-def test_every_variant_of_tritons_kernels_has_a_case(name: str) -> None:
-    if not triton.interpreted():
-        pytest.skip("needs the interpreter")
-    kind = Kind("triton", CPU, torch.float32, 16, True, True, **VARIANTS[name])
-    assert compare(triton, kind) is None
-    assert self_check.kind_of("triton", self_check._to_device(self_check.case_of(kind), kind), True) == kind
 
 
 @pytest.mark.triton
