@@ -79,13 +79,6 @@ def test_only_some_head_widths(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
-def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--chekc"])
-    assert ended.value.code == 2
-    assert "--check" in capsys.readouterr().err
-
-
 def test_says_on_a_gpu_what_a_small_case_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that counts as one, where the kernels agree, raise, or memory is full."""
     monkeypatch.setattr(self_check, "can_run_now", lambda device: True)

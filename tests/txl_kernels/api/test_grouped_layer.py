@@ -76,20 +76,6 @@ def test_a_cache_holds_the_shared_heads(options: dict[str, Any]) -> None:
         full(hidden(2, full), cache=grouped.new_cache(B, 19, 7))
 
 
-@pytest.mark.parametrize(
-    ("n_kv_head", "message"),
-    [
-        (0, "n_kv_head must be None or an integer >= 1, got 0"),
-        (3, "n_kv_head must be a divisor of n_head=4, got 3"),
-        (8, "n_kv_head must be a divisor of n_head=4, got 8"),
-        (2.0, "n_kv_head must be None or an integer >= 1, got float"),
-    ],
-)
-def test_bad_numbers_of_heads(n_kv_head: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        RelAttention(WIDTH, HEADS, n_kv_head=n_kv_head)
-
-
 @pytest.mark.parametrize("options", [{}, {"causal": False, "chunk": (4, 2)}], ids=str)
 @torch.no_grad()
 def test_a_cache_without_a_table_has_it_computed(options: dict[str, Any]) -> None:

@@ -158,11 +158,8 @@ def test_positions_may_be_shared_and_dropped() -> None:
     ("arguments", "message"),
     [
         ((0, 2), "d_model must be an integer >= 1, got 0"),
-        ((12, 0), "n_head must be an integer >= 1, got 0"),
         ((7, 1), r"d_model must be even .*, got 7"),
         ((12, 5), "d_model must be a multiple of n_head when d_head is not given, got 12, 5"),
-        ((12, 3, 0), "d_head must be an integer >= 1, got 0"),
-        ((12.0, 3), "d_model must be an integer >= 1, got float"),
     ],
 )
 def test_bad_sizes(arguments: tuple[int, ...], message: str) -> None:
@@ -177,9 +174,9 @@ def test_bad_sizes(arguments: tuple[int, ...], message: str) -> None:
         ({"clamp_len": -1}, "clamp_len must be None or >= 0, got -1"),
         ({"content_bias": nn.Parameter(torch.zeros(3))}, r"content_bias must be \[H, D\] = \[3, 4\], got shape \[3\]"),
         ({"window": 0}, r"window must be None or an integer >= 1 .*, got 0"),
-        ({"window": (128, -1)}, r"window\[1\] must be None or an integer >= 0, got -1"),
+        ({"n_kv_head": 0}, "n_kv_head must be None or an integer >= 1, got 0"),
+        ({"n_kv_head": 2}, "n_kv_head must be a divisor of n_head=3, got 2"),
         ({"chunk": (4, 1)}, r"chunk needs causal=False"),
-        ({"chunk": 4, "causal": False}, r"chunk must be None or a pair \(size, left\), got 4"),
         ({"backend": "natve"}, r"backend must be None or one of native, .*, got 'natve'"),
     ],
 )
@@ -244,15 +241,8 @@ def test_bad_calls() -> None:
         it(hidden(L), torch.zeros(2, 5, 13, dtype=torch.float64))
     with pytest.raises(RuntimeError, match="cache is for evaluation"):
         it(hidden(3), cache=cache)
-    with torch.no_grad():
-        with pytest.raises(ValueError, match="cache must be given alone"):
-            it(hidden(3), hidden(M), cache=cache)
-        with pytest.raises(ValueError, match=r"k and v must be \[2, 3, L <= 3, 4\] and .*, got \[2, 3, 4, 4\]"):
-            cache.append(*torch.zeros(2, 2, 3, 4, 4))
-    with pytest.raises(
-        ValueError, match=r"r must be .* T >= zero_row \+ mem_len \+ max_segment = 9, Dp\], got \[3, 8, 4\]"
-    ):
-        KeyValueCache(torch.zeros(3, 8, 4), 1, 5, 4)
+    with torch.no_grad(), pytest.raises(ValueError, match="cache must be given alone"):
+        it(hidden(3), hidden(M), cache=cache)
     with pytest.raises(ValueError, match="max_segment must be an integer >= 1, got 0"):
         it.new_cache(1, 4, 0)
 
@@ -279,7 +269,7 @@ def test_positions_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("options", "error"),
-    [({"clamp_len": -5}, ValueError), ({"window": 0}, ValueError), ({"window": 2.5}, TypeError)],
+    [({"clamp_len": -5}, ValueError), ({"window": 0}, ValueError)],
     ids=str,
 )
 def test_bad_options_of_a_cache(options: dict[str, object], error: type[Exception]) -> None:
