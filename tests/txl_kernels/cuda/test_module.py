@@ -87,14 +87,21 @@ def test_it_is_chosen_where_it_is_faster(inputs: dict[str, Any], monkeypatch: py
             assert backends.choose_unasked(torch.device("cpu"), torch.bfloat16, **kind) == name
 
 
-@pytest.mark.parametrize("length", [3, 20])
-def test_a_compiled_model_takes_it_unasked(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("length", "capability", "name"),
+    [(3, cuda.HOPPER, "cuda"), (20, cuda.HOPPER, "cuda"), (20, (8, 0), "triton")],
+    ids=str,
+)
+def test_a_compiled_model_takes_it_unasked(
+    length: int, capability: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The choice is traced whole, with the checks of strides that prefill needs; fake tensors."""
     from torch._subclasses import FakeTensorMode
 
     monkeypatch.setattr(cuda, "why_not_tensors", lambda *args: None)
+    monkeypatch.setattr(triton, "why_not_tensors", lambda *args: None)
     monkeypatch.setattr(self_check, "concerns", lambda device: False)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: cuda.HOPPER)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     torch.compiler.reset()
     graphs: list[torch.fx.GraphModule] = []
 
@@ -110,7 +117,7 @@ def test_a_compiled_model_takes_it_unasked(length: int, monkeypatch: pytest.Monk
         tensors = [torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
         torch.compile(forward, fullgraph=True, backend=keep)(*tensors)
     assert len(graphs) == 1
-    assert "'cuda')" in graphs[0].code.split("txl_kernels.rel_attention.default")[1].split(";")[0]
+    assert f"'{name}')" in graphs[0].code.split("txl_kernels.rel_attention.default")[1].split(";")[0]
 
 
 @pytest.mark.parametrize(("capability", "name"), [(cuda.HOPPER, "cuda"), ((8, 0), "triton")], ids=str)

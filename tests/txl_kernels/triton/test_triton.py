@@ -420,46 +420,30 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     assert triton.why_not_loaded() == "triton cannot be imported: ImportError: libtriton.so: undefined symbol"
 
 
-def test_tracing_with_fake_cuda_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled, exported and traced graphs for a GPU hold the operators, with no GPU at hand.
+def test_a_traced_backward_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph holds both operators, with no GPU at hand.
 
-    Without gradients: autograd itself refuses CUDA tensors in a torch built for the cpu, so
-    backward is traced directly.
+    Autograd itself refuses CUDA tensors in a torch built for the cpu, so backward is traced
+    directly.
     """
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
     monkeypatch.setattr(triton, "why_not_tensors", lambda *args: None)
-    torch.compiler.reset()
-    graphs: list[torch.fx.GraphModule] = []
-
-    def forward(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return rel_attention(*tensors[:6], tensors[6:], return_lse=True, backend="triton")
 
     def both(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        out, lse = forward(*tensors)
+        out, lse = rel_attention(*tensors[:6], tensors[6:], return_lse=True, backend="triton")
         settings = (*[None] * 6, 0, None, 0, 0.35, 0.0, 0.0, 0.35, False, "triton")  # from r_bias on
-        return torch.ops.txl_kernels.rel_attention_backward(out, None, out, lse, *tensors, *settings)
-
-    class Attention(torch.nn.Module):
-        def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return forward(*tensors)
-
-    def keep(graph: torch.fx.GraphModule, _: Any) -> torch.fx.GraphModule:
-        graphs.append(graph)
-        return graph
+        return out, lse, *torch.ops.txl_kernels.rel_attention_backward(out, None, out, lse, *tensors, *settings)
 
     shapes = [(2, 2, 6, 8)] * 3 + [(2, 11, 8), (2, 8), (2, 8)] + [(2, 2, 5, 8)] * 2
     with FakeTensorMode():
         tensors = [torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
-        out, lse = torch.compile(forward, fullgraph=True, backend=keep)(*tensors)
-        graphs.append(torch.export.export(Attention(), tuple(tensors)).graph_module)
-        graphs.append(make_fx(both)(*tensors))
-        gradients_of = graphs[-1](*tensors)
+        graph = make_fx(both)(*tensors)
+        out, lse, *gradients_of = graph(*tensors)
     assert (out.shape, out.device.type, out.dtype) == (shapes[0], "cuda", torch.bfloat16)
     assert (lse.shape, lse.dtype) == ((2, 2, 6), torch.float32)
-    assert len(graphs) == 3
-    assert all("txl_kernels.rel_attention.default" in graph.code for graph in graphs)
-    assert "txl_kernels.rel_attention_backward.default" in graphs[-1].code
+    assert "txl_kernels.rel_attention.default" in graph.code
+    assert "txl_kernels.rel_attention_backward.default" in graph.code
     assert [tuple(x.shape) for x in gradients_of] == [*shapes, *[(0,)] * 3]  # no r_bias, q_pos and sink
     assert {x.device.type for x in gradients_of} == {"cuda"}
