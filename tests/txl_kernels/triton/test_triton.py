@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -377,42 +376,28 @@ def asked_anew() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("asked_anew")
-@pytest.mark.parametrize("version", ["3.6.0", "3.7.0+git5a1", "4.0.0"])
-def test_triton_by_whatever_distribution(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """triton, pytorch-triton and triton-windows are one module."""
-
-    def nothing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr("importlib.metadata.version", nothing)
-    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__=version))
-    assert triton.why_not_loaded() is None
-    assert triton.version() == version
-
-
-@pytest.mark.usefixtures("asked_anew")
-def test_an_old_triton_names_the_torch_that_brings_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (SimpleNamespace(__version__="3.6.0"), None),
+        (SimpleNamespace(__version__="4.0.0+git5a1"), None),
+        (SimpleNamespace(__version__="3.4.0"), "3.6 or newer is needed, 3.4.0 is installed; torch 2.10 is the oldest"),
+        (SimpleNamespace(), "a module without a version is installed"),  # a folder of that name
+        (None, 'is not installed: pip install "txl-kernels[gpu]", with torch 2.10 or newer'),
+    ],
+    ids=str,
+)
+def test_which_triton_there_is(module: Any, said: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its module, whatever its distribution is called; an old one names the torch that brings a
+    new one."""
     monkeypatch.setattr(torch, "__version__", "2.8.0+cu128")
-    says = (
-        "triton 3.6 or newer is needed, 3.4.0 is installed; torch 2.10 is the oldest that brings it, this is torch "
-        "2.8.0+cu128"
-    )
-    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(__version__="3.4.0"))
-    assert triton.why_not_loaded() == says
-    triton.why_not_loaded.cache_clear()
-    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace())  # a folder of that name
-    assert "a module without a version is installed" in str(triton.why_not_loaded())
-    triton.why_not_loaded.cache_clear()
-    monkeypatch.setitem(sys.modules, "triton", None)
-    assert "with torch 2.10 or newer" in str(triton.why_not_loaded())
+    monkeypatch.setitem(sys.modules, "triton", module)
+    reason = triton.why_not_loaded()
+    assert reason is None if said is None else said in str(reason)
 
 
 @pytest.mark.usefixtures("asked_anew")
-def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "triton", None)
-    assert triton.why_not_loaded() == 'the triton package is not installed: pip install "txl-kernels[gpu]"'
-    triton.why_not_loaded.cache_clear()
-
+def test_a_triton_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> None:
         raise ImportError("libtriton.so: undefined symbol")
 
