@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from cases import DTYPES, Case, as_call, make_inputs, randn
+from cases import DTYPES, Case, as_call, as_fields, make_inputs, randn
 from tolerances import require_close, require_small_error
 from torch import Tensor
 
 from txl_kernels import rel_attention
-from txl_kernels.call import INPUTS, keep_mask, keep_scale
+from txl_kernels.call import INPUTS, intervals, keep_mask, keep_scale
 
 
 def oracle(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -161,10 +161,13 @@ def _by_reference(case: Case, dtype: torch.dtype, device: torch.device) -> dict[
     return {"out": out.detach(), "lse": lse.detach()} | gradients(out, lse, exact)
 
 
-def matches_the_reference(case: Case, dtype: torch.dtype, backend: str | None, *, minimum: float | None = None) -> None:
+def matches_the_reference(
+    case: Case, dtype: torch.dtype, backend: str | None, *, minimum: float | None = None
+) -> tuple[Tensor, Tensor]:
     """out, lse and every gradient against the reference in float64, which the definition proves.
+    Return both values of out.
 
-    least: None to compare norms alone, else as `require_close` takes it.
+    minimum: None to compare norms alone, else as `require_close` takes it.
     """
     x = make_inputs(case, dtype)
     got = attend(x, backend=backend)
@@ -174,6 +177,42 @@ def matches_the_reference(case: Case, dtype: torch.dtype, backend: str | None, *
         require_small_error(given[name], wanted[name], name, dtype)
         if minimum is not None:
             require_close(given[name], wanted[name], name, dtype, minimum=minimum)
+    return given["out"], wanted["out"]
+
+
+def spoiled(x: dict[str, Any]) -> dict[str, Any]:
+    """`make_inputs`' arguments with NaN in all rows that no result depends on: keys and values that
+    no query sees, rows of r at distances that no pair has, queries that see nothing."""
+    call, memory_len = as_fields(x), x["k_mem"].size(2)
+    low, high = intervals(call)
+    keys = torch.arange(memory_len + x["q"].size(2))
+    sees = ((keys >= low[..., None]) & (keys < high[..., None])).expand(x["q"].size(0), -1, -1)  # [B, L, S]
+    distances = (torch.arange(x["q"].size(2)) + memory_len)[:, None] - keys
+    used = torch.zeros(x["r"].size(1), dtype=torch.bool).index_fill_(0, (distances[sees.any(0)] + x["zero_row"]), True)
+    seen = sees.any(1)[:, None, :, None]
+    hidden = {"q": ~sees.any(2)[:, None, :, None], "r": ~used[:, None]}
+    hidden |= dict.fromkeys("kv", ~seen[:, :, memory_len:]) | {f"{n}_mem": ~seen[:, :, :memory_len] for n in "kv"}
+    assert any(rows.any() for rows in hidden.values())
+    return x | {n: x[n].detach().masked_fill(rows, torch.nan).requires_grad_() for n, rows in hidden.items()}
+
+
+def ignores_what_no_query_sees(
+    case: Case, dtype: torch.dtype, backend: str, bounds: dict[str, Tensor] | None = None, *, exactly: bool = True
+) -> None:
+    """The same out, lse and gradients (where these are wanted), whatever rows hold that no result
+    depends on.
+
+    bounds: start and end in place of the case's. exactly: the same bits.
+    """
+    clean = make_inputs(case, dtype) | (bounds or {})
+    results = []
+    for x in (clean, spoiled(clean)):
+        out, lse = attend(x, backend=backend)
+        results.append({"out": out, "lse": lse} | (gradients(out, lse, x) if out.requires_grad else {}))
+    for name, want in results[0].items():
+        assert want.isfinite().all() or name == "lse", name
+        tolerance = {"rtol": 0.0, "atol": 0.0} if exactly else {}
+        torch.testing.assert_close(results[1][name], want, **tolerance, msg=lambda text, n=name: f"{n}: {text}")
 
 
 def is_leaf(x: Any) -> bool:

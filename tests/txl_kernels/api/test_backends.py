@@ -1,10 +1,9 @@
 """The protocol every backend keeps, and the order of a call's fields that Python and C++ share."""
 
 import dataclasses
-import os
+import functools
+import importlib.metadata
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +11,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cases import Case, as_fields, make_inputs
-from internals import IMPORT, INSTALLED
 
-from txl_kernels.backends import BACKENDS, KERNELS, cpu, cuda, native_modules, protocol
+from txl_kernels.backends import BACKENDS, KERNELS, native_modules, protocol
 from txl_kernels.backends.source_hash import source_hash
 from txl_kernels.call import BOUNDS, INPUTS, SETTINGS, TENSORS, Call, inputs_of, settings_of, tensors_of
 
@@ -61,7 +59,7 @@ def test_a_module_of_another_version_is_not_used(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(native_modules, "SOURCES", tmp_path)
     (tmp_path / "_native.so").touch()
     for values in ({"FIELDS": ("k", "q", *Call._fields[2:])}, {}):
-        IMPORT.replace(monkeypatch, _module(**values))
+        monkeypatch.setattr(native_modules, "_import", _module(**values))
         loaded = native_modules.load("_native", "C++")
         assert loaded.module is None
         assert f"{tmp_path / '_native.so'} was built from another version of the source" in str(loaded.why_not_loaded)
@@ -76,8 +74,8 @@ def test_a_module_that_its_sources_left_behind_is_not_used(tmp_path: Path, monke
     monkeypatch.setattr(native_modules, "PACKAGE", tmp_path)
     monkeypatch.setattr(native_modules, "SOURCES", tmp_path)
     silent = {"TORCH_FUNCTIONS": (), "set_torch_functions": lambda addresses: None, "facts": lambda x: None}
-    IMPORT.replace(monkeypatch, _module(FIELDS=Call._fields, SOURCE_HASH=built, **silent))
-    INSTALLED.replace(monkeypatch, list)
+    monkeypatch.setattr(native_modules, "_import", _module(FIELDS=Call._fields, SOURCE_HASH=built, **silent))
+    monkeypatch.setattr(native_modules, "_installed", list)
     (tmp_path / "_native.so").touch()
     assert native_modules.load("_native", "C++").file == tmp_path / "_native.so"
     (tmp_path / "cuda/kernel.cu").write_text("after")  # the other module's
@@ -94,56 +92,33 @@ def test_a_module_that_its_sources_left_behind_is_not_used(tmp_path: Path, monke
     assert native_modules.load("_native", "C++").module is not None
 
 
-@pytest.fixture
-def clone(tmp_path: Path) -> Path:
-    """A fresh clone beside an installed package: `tree` without modules, `site` with this one's."""
-    root = native_modules.PACKAGE.parent
-    listed = subprocess.run(["git", "ls-files", "txl_kernels", "csrc"], cwd=root, capture_output=True, check=True)
-    for name in listed.stdout.decode().split():
-        target = tmp_path / "tree" / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(root / name, target)
-    site = tmp_path / "site" / "txl_kernels"
-    site.mkdir(parents=True)
-    for native in (cpu.native, cuda.native):
-        if native.file is not None:
-            shutil.copy(native.file, site)
-    metadata = tmp_path / "site" / "txl_kernels-0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: txl-kernels\nVersion: 0\n")
-    return tmp_path
-
-
-def _diagnosis(clone: Path) -> str:
-    """`python -m txl_kernels` in the clone, with `site` as the only place where the package is
-    installed."""
-    hide = "sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in str(f)]"
-    only = "site = sys.argv.pop(); m.distributions = lambda **k: m.Distribution.discover(path=[site], **k)"
-    run = "import runpy; runpy.run_module('txl_kernels', run_name='__main__')"
-    code = f"import sys, importlib.metadata as m; {hide}; {only}; {run}"
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, "-c", code, str(clone / "site")]
-    done = subprocess.run(command, cwd=clone / "tree", env=environment, capture_output=True, text=True, check=True)
-    return done.stdout
-
-
-def test_a_source_tree_takes_the_installed_modules_of_its_own_sources(clone: Path) -> None:
+def test_a_source_tree_takes_the_installed_modules_of_its_own_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`pip install .`, then `python -m txl_kernels` or a benchmark in the same clone."""
-    says = _diagnosis(clone)
-    assert f"imported from {clone / 'tree' / 'txl_kernels'}" in says
-    assert "  native     works for float32, bfloat16" in says
-    module = clone / "site" / "txl_kernels" / Path(str(cpu.native.file)).name
-    assert f"  {module}, installed: this source tree has none of its own" in says
-
-
-def test_a_source_tree_refuses_installed_modules_of_other_sources(clone: Path) -> None:
-    with (clone / "tree" / "csrc" / "attention.h").open("a") as file:
-        file.write("// a later version\n")
-    says = _diagnosis(clone)
-    assert f"this is the source tree {clone / 'tree'}, where the C++ module is not built" in says
-    assert "was built from other sources: `pip install .` in this tree brings it up to date" in says
-    shutil.rmtree(clone / "site")
-    assert "no installed package has it: `pip install .` in this tree builds it" in _diagnosis(clone)
+    site, metadata, csrc = (
+        tmp_path / name for name in ("site/txl_kernels", "site/txl_kernels-0.dist-info", "tree/csrc")
+    )
+    for folder in (site, metadata, csrc):
+        folder.mkdir(parents=True)
+    (site / "_native.so").touch()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: txl-kernels\nVersion: 0\n")
+    (csrc / "attention.h").write_text("before")
+    monkeypatch.setattr(native_modules, "PACKAGE", tmp_path / "tree" / "txl_kernels")
+    monkeypatch.setattr(native_modules, "SOURCES", csrc)
+    found = functools.partial(importlib.metadata.Distribution.discover, path=[str(site.parent)])
+    monkeypatch.setattr(importlib.metadata, "distributions", found)
+    silent = {"TORCH_FUNCTIONS": (), "set_torch_functions": lambda addresses: None, "facts": lambda x: None}
+    built = source_hash(csrc, "_native")
+    monkeypatch.setattr(native_modules, "_import", _module(FIELDS=Call._fields, SOURCE_HASH=built, **silent))
+    assert native_modules.load("_native", "C++").file == site / "_native.so"
+    (csrc / "attention.h").write_text("after")
+    said = str(native_modules.load("_native", "C++").why_not_loaded)
+    assert f"this is the source tree {tmp_path / 'tree'}, where the C++ module is not built" in said
+    assert "was built from other sources: `pip install .` in this tree brings it up to date" in said
+    shutil.rmtree(site.parent)
+    said = str(native_modules.load("_native", "C++").why_not_loaded)
+    assert "no installed package has it: `pip install .` in this tree builds it" in said
 
 
 def test_kernels_refuse_by_the_reason_they_give(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,16 +94,6 @@ def cache() -> KeyValueCache:
     return RelAttention(16, 2).eval().new_cache(2, 6, 4)
 
 
-def test_repr_of_a_cache() -> None:
-    held = RelAttention(16, 2).eval().new_cache(3, 100, 28)
-    held.append(torch.zeros(3, 2, 5, 8), torch.zeros(3, 2, 5, 8))
-    # Buffer: 2 x 3 x 2 x 228 x 8 numbers of 4 bytes; r: 2 x 128 x 8.
-    assert repr(held) == (
-        "KeyValueCache(5 of 100 positions held, batch=3, heads=2, width=8, max_segment=28, window=None, "
-        "float32 on cpu, 0.1 MiB)"
-    )
-
-
 @pytest.mark.parametrize("given", [False, True])
 def test_rows_that_begin_anew(given: bool) -> None:
     """Each row as a cache of its own that is cleared instead; some rows are reset while older

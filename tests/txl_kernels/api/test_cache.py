@@ -49,12 +49,13 @@ def test_the_oldest_are_dropped_and_rows_reordered() -> None:
     """Keys and values stay together over the moves to the buffers' front."""
     cache = KeyValueCache(None, 3, 5, 2, n_kv_head=2, d_key=4, d_value=3)
     k, v = torch.randn(3, 2, 40, 4), torch.randn(3, 2, 40, 3)
-    rows = torch.tensor([2, 0, 0])
+    rows, storage = torch.tensor([2, 0, 0]), cache.memory[0].untyped_storage().data_ptr()
     for first in range(0, 40, 2):
         cache.append(k[:, :, first : first + 2], v[:, :, first : first + 2])
         held = slice(max(first - 3, 0), first + 2)
         assert torch.equal(cache.memory[0], k[:, :, held])
         assert torch.equal(cache.memory[1], v[:, :, held])
+    assert cache.memory[0].untyped_storage().data_ptr() == storage
     cache.reorder(rows)
     assert torch.equal(cache.memory[0], k[rows, :, 35:])
     assert torch.equal(cache.memory[1], v[rows, :, 35:])
@@ -74,7 +75,6 @@ def test_repr_and_bytes() -> None:
     ("changed", "message"),
     [
         ({"n_kv_head": None}, "n_kv_head must be an integer >= 1 where r is None, got NoneType"),
-        ({"d_key": None}, "d_key must be an integer >= 1 where r is None, got NoneType"),
         ({"d_value": 0}, "d_value must be an integer >= 1 where r is None, got 0"),
         (
             {"r": torch.zeros(1, 8, 3)},
@@ -83,8 +83,6 @@ def test_repr_and_bytes() -> None:
         ({"r": torch.zeros(9, 3)}, r"r must be \[H or 1, T >= .* = 9, Dp\], got \[9, 3\]"),
         ({"r": [1]}, "r must be None or a torch.Tensor, got list"),
         ({"dtype": torch.int32}, "dtype must be a floating-point dtype, got torch.int32"),
-        ({"window": "w"}, "window must be None or an integer >= 1 .*, got str"),
-        ({"mem_len": -1}, "mem_len must be an integer >= 0, got -1"),
     ],
     ids=lambda x: "-".join(x) if isinstance(x, dict) else None,
 )
@@ -94,17 +92,8 @@ def test_bad_arguments(changed: dict[str, Any], message: str) -> None:
         KeyValueCache(**given)
 
 
-@pytest.mark.parametrize(
-    ("k", "v"),
-    [
-        ((1, 2, 3, 8), (1, 2, 3, 8)),
-        ((1, 2, 3, 4), (1, 2, 2, 3)),
-        ((1, 4, 3, 4), (1, 4, 3, 3)),
-        ((1, 2, 5, 4), (1, 2, 5, 3)),
-    ],
-    ids=str,
-)
-def test_segments_of_another_shape_are_refused(k: tuple[int, ...], v: tuple[int, ...]) -> None:
+def test_segments_of_another_shape_are_refused() -> None:
     cache = KeyValueCache(None, 1, 5, 4, n_kv_head=2, d_key=4, d_value=3)
-    with pytest.raises(ValueError, match=r"k and v must be \[1, 2, L <= 4, 4\] and \[1, 2, L <= 4, 3\], got"):
-        cache.append(torch.zeros(k), torch.zeros(v))
+    for k, v in (((1, 2, 3, 8), (1, 2, 3, 3)), ((1, 2, 3, 4), (1, 2, 2, 3)), ((1, 2, 5, 4), (1, 2, 5, 3))):
+        with pytest.raises(ValueError, match=r"k and v must be \[1, 2, L <= 4, 4\] and \[1, 2, L <= 4, 3\], got"):
+            cache.append(torch.zeros(k), torch.zeros(v))

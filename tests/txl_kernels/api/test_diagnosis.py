@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from internals import COMPARED, MACHINE, NOTE_OF
 
 import txl_kernels
 from txl_kernels import check_calls, diagnosis
@@ -80,29 +79,14 @@ def test_only_some_head_widths(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
-def test_an_unknown_option_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--chekc"])
-    assert ended.value.code == 2
-    assert "--check" in capsys.readouterr().err
-
-
-def test_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu.native, "module", None)
-    monkeypatch.setattr(cpu.native, "why_not_loaded", "the C++ module could not be loaded: it is not there")
-    text = diagnosis.report()
-    assert "native     does not run: the C++ module could not be loaded: it is not there" in text
-    assert "backend=None takes reference" in text
-
-
 def test_says_on_a_gpu_what_a_small_case_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that counts as one, where the kernels agree, raise, or memory is full."""
     monkeypatch.setattr(self_check, "can_run_now", lambda device: True)
-    MACHINE.replace(monkeypatch, lambda device: ("a GPU",))
-    NOTE_OF.replace(monkeypatch, lambda kind: None)
+    monkeypatch.setattr(self_check, "_machine", lambda device: ("a GPU",))
+    monkeypatch.setattr(self_check, "_note_of", lambda kind: None)
 
     def says(forward: Any) -> str:
-        COMPARED.replace(monkeypatch, {})
+        monkeypatch.setattr(self_check, "_compared", {})
         monkeypatch.setattr(cpu, "forward", forward)
         return next(line for line in diagnosis.report().splitlines() if line.startswith("  native"))
 
@@ -144,12 +128,15 @@ def test_imports_nothing_that_is_slow_to_import() -> None:
     is asked for them. The counter of operations, once imported by whoever counts, knows the
     operators."""
     code = """
-import sys, torch
+import sys, torch, warnings
 slow = ("torch._dynamo", "torch._inductor", "torch.utils.flop_counter", "triton", "matplotlib")
 loaded = {name for name in slow if name in sys.modules}  # by torch itself
 import txl.commands.cli, txl_kernels
 q, r, u = torch.randn(1, 1, 3, 4, requires_grad=True), torch.randn(1, 3, 4), torch.zeros(1, 4)
 txl_kernels.rel_attention(q, q, q, r, u, u)
+warnings.simplefilter("ignore")
+txl_kernels.rel_attention(*(x.detach().half() for x in (q, q, q, r)))
+txl_kernels.available_backends("cpu", torch.float32)
 print(sorted(name for name in slow if name in sys.modules and name not in loaded))
 import torch.utils.flop_counter as counter
 assert torch.ops.txl_kernels.rel_attention in counter.flop_registry

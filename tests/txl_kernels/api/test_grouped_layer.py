@@ -76,61 +76,6 @@ def test_a_cache_holds_the_shared_heads(options: dict[str, Any]) -> None:
         full(hidden(2, full), cache=grouped.new_cache(B, 19, 7))
 
 
-def test_packed_sequences() -> None:
-    grouped, full = pair(2, causal=False)
-    x, ends = hidden(L + M, grouped, 1), torch.tensor([0, M, M + L])
-    torch.testing.assert_close(grouped(x, cu_seqlens=ends), full(x, cu_seqlens=ends))
-
-
-def test_projections() -> None:
-    grouped, full = pair(2)
-    x, memory = hidden(L, grouped), hidden(M, grouped)
-    found, want = grouped.projections(x, memory), full.projections(x, memory)
-    assert found.k.shape == (B, 2, L, D)
-    torch.testing.assert_close(found._replace(k=want.k, k_mem=want.k_mem), want)
-    for few, many in ((found.k, want.k), (found.k_mem, want.k_mem)):
-        torch.testing.assert_close(few.repeat_interleave(2, 1), many)
-
-
-def test_parameters() -> None:
-    """Those of a layer that has as many heads of keys as of queries do not depend on the
-    argument."""
-    shapes = [
-        {name: tuple(p.shape) for name, p in RelAttention(WIDTH, HEADS, n_kv_head=n).named_parameters()}
-        for n in (None, HEADS, 2)
-    ]
-    assert shapes[0] == shapes[1] == shapes[2] | {"qkv.weight": (36, WIDTH)}
-    assert shapes[2]["qkv.weight"] == (24, WIDTH)
-    assert "n_kv_head=2" in repr(RelAttention(WIDTH, HEADS, n_kv_head=2))
-
-
-@pytest.mark.parametrize(
-    ("n_kv_head", "message"),
-    [
-        (0, "n_kv_head must be None or an integer >= 1, got 0"),
-        (3, "n_kv_head must be a divisor of n_head=4, got 3"),
-        (8, "n_kv_head must be a divisor of n_head=4, got 8"),
-        (2.0, "n_kv_head must be None or an integer >= 1, got float"),
-    ],
-)
-def test_bad_numbers_of_heads(n_kv_head: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        RelAttention(WIDTH, HEADS, n_kv_head=n_kv_head)
-
-
-def test_a_compiled_and_an_exported_layer() -> None:
-    torch.compiler.reset()
-    grouped, _ = pair(2)
-    x, memory = hidden(L, grouped), hidden(M, grouped)
-    compiled = torch.compile(grouped, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x, memory), grouped(x, memory))
-    shapes = ({1: torch.export.Dim("length", max=4096)},)
-    program = torch.export.export(grouped, (x,), dynamic_shapes=shapes).module()
-    for length in (1, 17):
-        x = hidden(length, grouped)
-        torch.testing.assert_close(program(x), grouped(x))
-
-
 @pytest.mark.parametrize("options", [{}, {"causal": False, "chunk": (4, 2)}], ids=str)
 @torch.no_grad()
 def test_a_cache_without_a_table_has_it_computed(options: dict[str, Any]) -> None:

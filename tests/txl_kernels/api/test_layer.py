@@ -85,8 +85,9 @@ def test_length_first_layout() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"window": 4}, {"clamp_len": 3}], ids=["plain", "window", "clamp_len"])
 @pytest.mark.parametrize("cuts", [[L * 4], [L] * 4, [1] * 24, [5, 1, 7, 2, 9]], ids=str)
-def test_cache_equals_hidden_state_memory(options: dict[str, int], cuts: list[int]) -> None:
-    it, text, mem_len = layer(**options), hidden(24), 7
+@pytest.mark.parametrize("mem_len", [0, 1, 7])
+def test_cache_equals_hidden_state_memory(options: dict[str, int], cuts: list[int], mem_len: int) -> None:
+    it, text = layer(**options), hidden(24)
     cache = it.new_cache(B, mem_len, max(cuts))
     memory, first = text[:, :0], 0
     for n in cuts:
@@ -98,18 +99,6 @@ def test_cache_equals_hidden_state_memory(options: dict[str, int], cuts: list[in
         first += n
         memory = text[:, max(first - mem_len, 0) : first]
         assert len(cache) == memory.size(1)
-
-
-def test_cache_equals_memory_in_float32_too() -> None:
-    torch.manual_seed(1)
-    it = RelAttention(64, 4).eval()
-    text = torch.randn(1, 96, 64)
-    cache = it.new_cache(1, 32, 16)
-    for first in range(0, 96, 16):
-        with torch.no_grad():
-            want = it(text[:, first : first + 16], text[:, max(first - 32, 0) : first])
-            got = it(text[:, first : first + 16], cache=cache)
-        torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
 
 
 def test_chunks_stream_as_all_at_once() -> None:
@@ -129,28 +118,6 @@ def test_chunks_stream_as_all_at_once() -> None:
         it.new_cache(B, 6, 4)
     with pytest.raises(ValueError, match="chunk needs causal=False"):
         layer(chunk=(3, 2))
-
-
-def test_cache_stays_where_it_was_allocated() -> None:
-    it = layer()
-    cache = it.new_cache(1, 8, 3)
-    storage = cache.memory[0].untyped_storage().data_ptr()
-    for _ in range(50):
-        with torch.no_grad():
-            it(hidden(3, 1), cache=cache)
-    assert cache.memory[0].untyped_storage().data_ptr() == storage
-    assert len(cache) == 8
-
-
-@pytest.mark.parametrize("mem_len", [0, 1])
-def test_tiny_caches(mem_len: int) -> None:
-    it = layer()
-    cache = it.new_cache(B, mem_len, 4)
-    text = hidden(8)
-    for first in (0, 4):
-        with torch.no_grad():
-            got = it(text[:, first : first + 4], cache=cache)
-        torch.testing.assert_close(got, it(text[:, first : first + 4], text[:, max(first - mem_len, 0) : first]))
 
 
 def test_bidirectional_needs_no_table_from_the_user() -> None:
@@ -191,11 +158,8 @@ def test_positions_may_be_shared_and_dropped() -> None:
     ("arguments", "message"),
     [
         ((0, 2), "d_model must be an integer >= 1, got 0"),
-        ((12, 0), "n_head must be an integer >= 1, got 0"),
         ((7, 1), r"d_model must be even .*, got 7"),
         ((12, 5), "d_model must be a multiple of n_head when d_head is not given, got 12, 5"),
-        ((12, 3, 0), "d_head must be an integer >= 1, got 0"),
-        ((12.0, 3), "d_model must be an integer >= 1, got float"),
     ],
 )
 def test_bad_sizes(arguments: tuple[int, ...], message: str) -> None:
@@ -210,9 +174,9 @@ def test_bad_sizes(arguments: tuple[int, ...], message: str) -> None:
         ({"clamp_len": -1}, "clamp_len must be None or >= 0, got -1"),
         ({"content_bias": nn.Parameter(torch.zeros(3))}, r"content_bias must be \[H, D\] = \[3, 4\], got shape \[3\]"),
         ({"window": 0}, r"window must be None or an integer >= 1 .*, got 0"),
-        ({"window": (128, -1)}, r"window\[1\] must be None or an integer >= 0, got -1"),
+        ({"n_kv_head": 0}, "n_kv_head must be None or an integer >= 1, got 0"),
+        ({"n_kv_head": 2}, "n_kv_head must be a divisor of n_head=3, got 2"),
         ({"chunk": (4, 1)}, r"chunk needs causal=False"),
-        ({"chunk": 4, "causal": False}, r"chunk must be None or a pair \(size, left\), got 4"),
         ({"backend": "natve"}, r"backend must be None or one of native, .*, got 'natve'"),
     ],
 )
@@ -220,12 +184,6 @@ def test_bad_options(options: dict[str, object], message: str) -> None:
     """When the layer is made, not at its first use."""
     with pytest.raises((TypeError, ValueError), match=message):
         RelAttention(WIDTH, HEADS, 4, **options)
-
-
-def test_repr_shows_every_option() -> None:
-    shown = repr(layer(window=4, clamp_len=3, attn_dropout=0.1, backend="reference", batch_first=False))
-    for words in ("window=4", "clamp_len=3", "attn_dropout=0.1", "backend='reference'", "batch_first=False", "causal="):
-        assert words in shown
 
 
 def test_parameters_can_be_initialised_after_to_empty() -> None:
@@ -283,15 +241,8 @@ def test_bad_calls() -> None:
         it(hidden(L), torch.zeros(2, 5, 13, dtype=torch.float64))
     with pytest.raises(RuntimeError, match="cache is for evaluation"):
         it(hidden(3), cache=cache)
-    with torch.no_grad():
-        with pytest.raises(ValueError, match="cache must be given alone"):
-            it(hidden(3), hidden(M), cache=cache)
-        with pytest.raises(ValueError, match=r"k and v must be \[2, 3, L <= 3, 4\] and .*, got \[2, 3, 4, 4\]"):
-            cache.append(*torch.zeros(2, 2, 3, 4, 4))
-    with pytest.raises(
-        ValueError, match=r"r must be .* T >= zero_row \+ mem_len \+ max_segment = 9, Dp\], got \[3, 8, 4\]"
-    ):
-        KeyValueCache(torch.zeros(3, 8, 4), 1, 5, 4)
+    with torch.no_grad(), pytest.raises(ValueError, match="cache must be given alone"):
+        it(hidden(3), hidden(M), cache=cache)
     with pytest.raises(ValueError, match="max_segment must be an integer >= 1, got 0"):
         it.new_cache(1, 4, 0)
 
@@ -316,14 +267,9 @@ def test_positions_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
         layer(torch.randn(2, 5, 16), positions=torch.randn(shape))
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [({"window": 0}, ValueError), ({"window": 2.5}, TypeError)],
-    ids=str,
-)
-def test_bad_options_of_a_cache(options: dict[str, object], error: type[Exception]) -> None:
-    with pytest.raises(error, match=f"{next(iter(options))} must be None or"):
-        RelAttention(16, 2).new_cache(1, 4, 4, **options)
+def test_a_bad_window_of_a_cache() -> None:
+    with pytest.raises(ValueError, match="window must be None or"):
+        RelAttention(16, 2).new_cache(1, 4, 4, window=0)
 
 
 def test_an_absurd_zero_row() -> None:

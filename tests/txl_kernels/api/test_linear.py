@@ -5,29 +5,28 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from internals import BY_ONEDNN, MOST_ONEDNN_SHAPES, ONEDNN, ONEDNN_SHAPES
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from txl_kernels import linear as module
-from txl_kernels.linear import linear, onednn_is_faster, project
+from txl_kernels.linear import linear, project
 
-onednn = pytest.mark.skipif(ONEDNN.value() is None, reason="torch was built without oneDNN")
+onednn = pytest.mark.skipif(module._onednn() is None, reason="torch was built without oneDNN")
 
 
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     """Shapes that oneDNN multiplied; here it is taken."""
     found: list[torch.Size] = []
-    product = ONEDNN.value()
+    product = module._onednn()
 
     def counted(x: Tensor, *rest: Any) -> Tensor:
         found.append(x.shape)
         return product(x, *rest)
 
-    ONEDNN.replace(monkeypatch, lambda: counted)
+    monkeypatch.setattr(module, "_onednn", lambda: counted)
     monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
-    ONEDNN_SHAPES.replace(monkeypatch, set())
+    monkeypatch.setattr(module, "_shapes", set())
     return found
 
 
@@ -88,24 +87,10 @@ def test_what_is_torchs_own(products: list[torch.Size], monkeypatch: pytest.Monk
 
 
 @onednn
-@pytest.mark.parametrize("vendor", ["AuthenticAMD", "GenuineIntel"])
-def test_the_library_is_a_function_of_the_vendor(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same product on every run on a machine."""
-    x, weight, _ = inputs(64)
-    monkeypatch.setattr(module.Path, "read_text", lambda _: f"vendor_id\t: {vendor}\n")
-    onednn_is_faster.cache_clear()
-    try:
-        with torch.no_grad():
-            assert BY_ONEDNN.value(x, weight, None) == (vendor == "AuthenticAMD")
-    finally:
-        onednn_is_faster.cache_clear()
-
-
-@onednn
 def test_a_bounded_number_of_shapes_is_onednns(products: list[torch.Size]) -> None:
     """It keeps memory for each as long as the process lives; what it has prepared it may repeat."""
     weight = torch.randn(500, 300)
     with torch.inference_mode():
         for rows in [*range(40, 240), 40]:
             torch.testing.assert_close(linear(torch.ones(rows, 300), weight), weight.sum(1).expand(rows, 500))
-    assert products == [(rows, 300) for rows in [*range(40, 40 + MOST_ONEDNN_SHAPES.value), 40]]
+    assert products == [(rows, 300) for rows in [*range(40, 40 + module._MAX_SHAPES), 40]]

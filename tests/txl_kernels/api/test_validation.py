@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 from cases import Case, as_call, make_inputs
-from internals import WARN_ONCE
 
-from txl_kernels import available_backends, rel_attention
+from txl_kernels import available_backends, backends, rel_attention
 from txl_kernels.backends import cpu
 
 B, H, L, M, D = 2, 3, 4, 5, 8
@@ -29,16 +28,10 @@ INT = torch.int32
 BAD = {
     "q not a tensor": ({"q": [1.0]}, TypeError, r"q must be a torch.Tensor, got list"),
     "q of rank 3": ({"q": zeros(H, L, D)}, ValueError, r"q must be \[B, H, L, D\], got shape \[3, 4, 8\]"),
-    "q of rank 0": ({"q": zeros(())}, ValueError, r"q must be \[B, H, L, D\], got shape \[\]"),
     "q of integers": (
         {"q": zeros(B, H, L, D, dtype=INT)},
         TypeError,
         r"q must have a floating-point dtype, got torch.int32",
-    ),
-    "q complex": (
-        {"q": zeros(B, H, L, D, dtype=torch.complex64)},
-        TypeError,
-        r"floating-point dtype, got torch.complex64",
     ),
     "q sparse": ({"k": zeros(B, H, L, D).to_sparse()}, TypeError, r"k must be a dense \(strided\) tensor"),
     "head width 0": (
@@ -56,27 +49,15 @@ BAD = {
         ValueError,
         r"v_mem must be .*, M, 9\] of v's width, got",
     ),
-    "k of rank 3": ({"k": zeros(H, L, D)}, ValueError, r"k must be \[B, Hkv, L, D\]"),
     "k in another dtype": (
         {"k": zeros(B, H, L, D, dtype=torch.float64)},
         TypeError,
         r"k must have q's dtype torch.float32, got torch.float64",
     ),
-    "r in another dtype": ({"r": zeros(H, 9, D, dtype=torch.bfloat16)}, TypeError, r"r must have q's dtype"),
-    "bias in another dtype": (
-        {"content_bias": zeros(H, D, dtype=torch.float64)},
-        TypeError,
-        r"content_bias must have q's dtype",
-    ),
     "v on another device": (
         {"v": zeros(B, H, L, D, device="meta")},
         ValueError,
         r"v must be on q's device cpu, got meta",
-    ),
-    "memory on another device": (
-        {"memory": (zeros(B, H, M, D), zeros(B, H, M, D, device="meta"))},
-        ValueError,
-        r"v_mem must be on q's device cpu, got meta",
     ),
     "memory a tensor": ({"memory": zeros(B, H, M, D)}, TypeError, r"memory must be None or a pair \(k_mem, v_mem\)"),
     "memory of three": ({"memory": (1, 2, 3)}, TypeError, r"memory must be .* got tuple of length 3"),
@@ -85,49 +66,31 @@ BAD = {
         TypeError,
         r"v_mem must be a torch.Tensor, got NoneType",
     ),
-    "memory of another batch": (
-        {"memory": (zeros(1, H, M, D), zeros(1, H, M, D))},
-        ValueError,
-        r"k_mem must be \[B, Hkv, M, D\] = \[2, 3, M, 8\], got shape \[1, 3, 5, 8\]",
-    ),
     "memory of unequal lengths": (
         {"memory": (zeros(B, H, M, D), zeros(B, H, M - 1, D))},
         ValueError,
         r"k_mem and v_mem must have the same length M, got 5 and 4",
     ),
     "r of rank 2": ({"r": zeros(9, D)}, ValueError, r"r must be \[H, T, D\] = \[3, T, 8\], got shape \[9, 8\]"),
-    "r of another head count": ({"r": zeros(H + 1, 9, D)}, ValueError, r"r must be \[H, T, D\]"),
     "r too short": (
         {"r": zeros(H, 8, D)},
         ValueError,
         r"r has 8 rows .* distances 0 to 8 are visible: r needs 9 rows with zero_row=0",
     ),
-    "r empty": ({"r": zeros(H, 0, D)}, ValueError, r"r needs 9 rows"),
     "r too short for the future": (
         {"causal": False},
         ValueError,
         r"distances -3 to 8 are visible: r needs 12 rows with zero_row=3",
-    ),
-    "r too short for the window": (
-        {"r": zeros(H, 2, D), "window": 3},
-        ValueError,
-        r"distances 0 to 2 are visible: r needs 3 rows with zero_row=0",
     ),
     "r too short for an interval": (
         {"r": zeros(H, 4, D), "start": torch.tensor([[1, 3, 5, 5]], dtype=INT)},
         ValueError,
         r"distances 0 to 4 are visible: r needs 5 rows",
     ),
-    "zero_row leaves too few rows": ({"zero_row": 1}, ValueError, r"r needs 10 rows with zero_row=1"),
     "content_bias of another shape": (
         {"content_bias": zeros(D)},
         ValueError,
         r"content_bias must be \[H, D\] = \[3, 8\], got shape \[8\]",
-    ),
-    "position_bias of another shape": (
-        {"position_bias": zeros(1, H, D)},
-        ValueError,
-        r"position_bias must be \[H, D\]",
     ),
     "causal not a bool": ({"causal": None}, TypeError, r"causal must be True or False, got NoneType"),
     "window 0": ({"window": 0}, ValueError, r"window must be None or an integer >= 1 .*, got 0"),
@@ -139,22 +102,18 @@ BAD = {
         r"window\[0\] must be None or an integer >= 0, got -1",
     ),
     "window to the right a float": ({"window": (1, 0.5)}, TypeError, r"window\[1\] must be None or .*, got float"),
-    "zero_row a tuple": ({"zero_row": (1,)}, TypeError, r"zero_row must be an integer from 0 .*, got tuple"),
     "neither r nor r_bias": ({"r": None, "position_bias": None}, TypeError, r"r must be a torch.Tensor, got NoneType"),
     "position_bias without r": (
         {"r": None, "r_bias": zeros(H, L + M)},
         ValueError,
         r"position_bias must be None where r is None",
     ),
-    "r_bias no tensor": ({"r_bias": [1.0]}, TypeError, r"r_bias must be a torch.Tensor, got list"),
     "r_bias of rank 3": (
         {"r_bias": zeros(H, 9, 1)},
         ValueError,
         r"r_bias must be \[H, T\] = \[3, T\], got .*\[3, 9, 1\]",
     ),
-    "r_bias of other heads": ({"r_bias": zeros(2, 9)}, ValueError, r"r_bias must be .* = \[3, T\], got shape \[2, 9\]"),
     "r_bias of other rows than r": ({"r_bias": zeros(H, 8)}, ValueError, r"r_bias must be .* = \[3, 9\] beside r, got"),
-    "r_bias in another dtype": ({"r_bias": zeros(H, 9).double()}, TypeError, r"r_bias must have q's dtype"),
     "r_bias too short": (
         {"r": None, "position_bias": None, "r_bias": zeros(H, 8)},
         ValueError,
@@ -170,11 +129,6 @@ BAD = {
         ValueError,
         r"v must be \[B, Hkv, L, Dv\] = \[2, 3, 4, Dv\]",
     ),
-    "memory of other heads than k": (
-        {"memory": (zeros(B, 1, M, D), zeros(B, 1, M, D))},
-        ValueError,
-        r"k_mem must be \[B, Hkv, M, D\] = \[2, 3, M, 8\], got shape \[2, 1, 5, 8\]",
-    ),
     "q_pos no tensor": ({"q_pos": 1.0}, TypeError, r"q_pos must be None or a torch.Tensor, got float"),
     "q_pos alone in another dtype": (
         {"q_pos": zeros(B, H, L, D).double(), "position_bias": None},
@@ -182,8 +136,6 @@ BAD = {
         r"q_pos must have q's dtype",
     ),
     "q_pos of rank 3": ({"q_pos": zeros(H, L, D)}, ValueError, r"q_pos must be \[B, H, L, Dp\] = \[2, 3, 4, Dp\], got"),
-    "q_pos of other heads": ({"q_pos": zeros(B, 1, L, D)}, ValueError, r"q_pos must be .*, got shape \[2, 1, 4, 8\]"),
-    "q_pos in another dtype": ({"q_pos": zeros(B, H, L, D).double()}, TypeError, r"q_pos must have q's dtype"),
     "q_pos of another width than r": (
         {"q_pos": zeros(B, H, L, 5), "position_bias": None},
         ValueError,
@@ -204,7 +156,6 @@ BAD = {
         TypeError,
         r"^scale must be .*, got Tensor",
     ),
-    "position_scale NaN": ({"position_scale": math.nan}, ValueError, r"position_scale must be None or .*, got nan"),
     "position_scale a tensor": (
         {"position_scale": torch.ones(())},
         TypeError,
@@ -235,17 +186,7 @@ BAD = {
     ),
     "softcap negative": ({"softcap": -1.0}, ValueError, r"softcap must be 0.0 for none, or a number .*, got -1.0"),
     "softcap tiny": ({"softcap": 1e-31}, ValueError, r"softcap must be .*, got 1e-31"),
-    "softcap NaN": ({"softcap": math.nan}, ValueError, r"softcap must be .*, got nan"),
-    "softcap infinite": ({"softcap": math.inf}, ValueError, r"softcap must be .*, got inf"),
-    "softcap None": ({"softcap": None}, TypeError, r"softcap must be .*, got NoneType"),
     "softcap True": ({"softcap": True}, TypeError, r"softcap must be .*, got bool"),
-    "softcap a tensor": ({"softcap": torch.ones(1)}, TypeError, r"softcap must be .*, got Tensor"),
-    "scale complex": (
-        {"scale": 1j},
-        TypeError,
-        r"scale must be None or a finite number in float32's range, got complex",
-    ),
-    "dropout a list": ({"dropout_p": [0.1]}, TypeError, r"dropout_p must be a number in \[0, 1\), got list"),
     "zero_row negative": ({"zero_row": -1}, ValueError, r"zero_row must be an integer from 0 .*, got -1"),
     "zero_row a bool": ({"zero_row": True}, TypeError, r"zero_row must be an integer from 0 .*, got bool"),
     "scale NaN": (
@@ -253,22 +194,9 @@ BAD = {
         ValueError,
         r"scale must be None or a finite number in float32's range, got nan",
     ),
-    "scale infinite": (
-        {"scale": math.inf},
-        ValueError,
-        r"scale must be None or a finite number in float32's range, got inf",
-    ),
-    "scale minus infinity": (
-        {"scale": -math.inf},
-        ValueError,
-        r"scale must be None or a finite number in float32's range, got -inf",
-    ),
-    "scale a string": ({"scale": "1"}, TypeError, r"scale must be None or a finite number in float32's range, got str"),
     "scale beyond float32": ({"scale": 2**130}, ValueError, r"scale must be .* in float32's range, got 136"),
     "scale a tensor": ({"scale": torch.tensor(1.0)}, TypeError, r"scale must be .*, got Tensor"),
     "dropout 1": ({"dropout_p": 1.0}, ValueError, r"dropout_p must be a number in \[0, 1\), got 1.0"),
-    "dropout negative": ({"dropout_p": -0.1}, ValueError, r"dropout_p must be a number in \[0, 1\), got -0.1"),
-    "dropout NaN": ({"dropout_p": math.nan}, ValueError, r"dropout_p must be .*, got nan"),
     "seed a number": (
         {"dropout_p": 0.1, "dropout_seed": 3},
         TypeError,
@@ -290,7 +218,6 @@ BAD = {
         ValueError,
         r"end must broadcast to \[B, L\] = \[2, 4\], got shape \[2, 5\]",
     ),
-    "end of rank 3": ({"end": zeros(1, B, L, dtype=INT)}, ValueError, r"end must broadcast to \[B, L\]"),
     "end on another device": (
         {"end": zeros(L, dtype=INT, device="meta")},
         ValueError,
@@ -345,7 +272,7 @@ def test_native_refuses_other_dtypes_by_name(call: dict[str, Any], dtype: torch.
         rel_attention(**inputs, backend="native")
     # backend=None may choose, and takes the reference: with a warning where a user may expect
     # kernels.
-    WARN_ONCE.value.cache_clear()
+    backends._warn_once.cache_clear()
     warned = pytest.warns(RuntimeWarning, match="slow reference backend on the cpu: native takes float32 and bfloat16")
     with warned if dtype == torch.float16 else contextlib.nullcontext():
         assert rel_attention(**inputs).dtype == dtype
@@ -379,11 +306,6 @@ def test_missing_native_module_is_said(call: dict[str, Any], monkeypatch: pytest
 def test_int64_intervals_are_taken(call: dict[str, Any]) -> None:
     bound = torch.tensor([3, 4, 5, 6])
     assert torch.equal(rel_attention(**{**call, "start": bound}), rel_attention(**{**call, "start": bound.int()}))
-
-
-def test_intervals_beyond_32_bits_do_not_wrap(call: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="end must hold key indices"):
-        rel_attention(**{**call, "end": torch.tensor([2**32 + 3])})
 
 
 @pytest.mark.parametrize("window", [2**31 + 1, 2**63, 2**70])

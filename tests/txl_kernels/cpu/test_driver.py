@@ -211,12 +211,14 @@ x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="most instruc
 
 @x86_64
 @pytest.mark.parametrize("isa", [*NEWER, *NEWER_ARM])
-def test_no_code_of_a_newer_processor_is_linked_elsewhere(isa: str, tmp_path: Path) -> None:
+def test_no_code_of_a_newer_processor_is_linked_elsewhere(isa: str) -> None:
     """Unoptimised, nothing is inlined: whatever inline function or template of a header is used
     between the pragmas shows."""
     tools = "aarch64-linux-gnu-" if isa in NEWER_ARM else ""
     need(f"{tools}g++")
-    target = compile_isa([f"{tools}g++", "-O0"], isa, tmp_path)
+    sources, compiler = [CPU, *sorted(CPU.parent.glob("*.h"))], f"{tools}g++"
+    folder = once(f"object_{isa}", sources, FLAGS, compiler, lambda to: compile_isa([compiler, "-O0"], isa, to))
+    target = folder / f"{isa}.o"
     assert f"T txl::isa_{isa}::forward(" in symbols(target, tools)
     assert weak_code(target, tools) == []
 

@@ -6,8 +6,7 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,15 @@ from txl_kernels import operators, rel_attention
 from txl_kernels.backends import cpu, native_modules
 
 ISAS = cpu.native.module.isas(True)
-CASE = Case("", B=2, H=3, L=130, M=210, D=40, intervals="filled", dropout_p=0.1)
+CASE = Case("long", B=2, H=3, L=130, M=210, D=40, intervals="filled", dropout_p=0.1)
 # Position queries, grouped heads, a table that ends, sinks.
-GROUPS = {
-    "groups": Case("", B=1, H=6, Hkv=2, L=110, M=700, D=40, Dp=16, rows=150, outside="zero", sink="heads"),
-    "groups, few queries": Case("", B=2, H=6, Hkv=2, L=3, M=1300, D=35, Dp=9, rows=150, outside="zero", sink="queries"),
-    "groups, random intervals": Case(
-        "", H=4, Hkv=1, L=60, M=330, D=16, Dv=21, Dp=40, intervals="random", dropout_p=0.1
-    ),
-    "groups, few, random intervals": Case("", H=5, Hkv=1, L=4, M=700, D=21, Dv=70, intervals="random", tables="both"),
-    "groups with own tables, parts": Case("", B=1, H=4, Hkv=2, L=400, M=900, D=16, causal=False, window=(500, 20)),
-}
+GROUPS = [
+    Case("groups", B=1, H=6, Hkv=2, L=110, M=700, D=40, Dp=16, rows=150, outside="zero", sink="heads"),
+    Case("groups, few queries", H=6, Hkv=2, L=3, M=1300, D=35, Dp=9, rows=150, outside="zero", sink="queries"),
+    Case("groups, random intervals", H=4, Hkv=1, L=60, M=330, D=16, Dv=21, Dp=40, intervals="random", dropout_p=0.1),
+    Case("groups, few, random intervals", H=5, Hkv=1, L=4, M=700, D=21, Dv=70, intervals="random", tables="both"),
+    Case("groups with own tables, parts", B=1, H=4, Hkv=2, L=400, M=900, D=16, causal=False, window=(500, 20)),
+]
 
 
 @pytest.fixture(params=ISAS)
@@ -58,30 +55,18 @@ def threads() -> Iterator[None]:
     "case",
     [
         CASE,
-        Case("", L=3, M=600, D=70),
-        Case("", B=1, H=1, D=5, L=61),
-        Case("", B=1, H=1, L=410, M=1800, D=16, intervals="random", dropout_p=0.1),
-        Case("", B=1, H=1, L=40, M=2000, D=16, window=150),
-        Case("", B=8, H=4, L=100, M=150, D=8),
-        Case("", B=40, H=2, L=20, M=50, D=24, intervals="filled", dropout_p=0.1),
-        Case("", B=70, H=1, L=2, M=90, D=19, intervals="random"),
-        Case("", B=1, H=2, L=4, M=1300, D=33, causal=False, window=700),
-        Case("", B=2, H=1, L=100, M=20, D=130, causal=False, intervals="random"),
-        *GROUPS.values(),
-    ],
-    ids=[
-        "long",
-        "few",
-        "odd",
-        "parts of keys",
-        "keys nobody sees",
-        "many heads",
-        "many batch rows",
-        "many batch rows, few queries",
-        "few queries, many chunks",
-        "wide, both ways",
+        Case("few", L=3, M=600, D=70),
+        Case("odd", B=1, H=1, D=5, L=61),
+        Case("parts of keys", B=1, H=1, L=410, M=1800, D=16, intervals="random", dropout_p=0.1),
+        Case("keys that no query sees", B=1, H=1, L=40, M=2000, D=16, window=150),
+        Case("many heads", B=8, H=4, L=100, M=150, D=8),
+        Case("many batch rows", B=40, H=2, L=20, M=50, D=24, intervals="filled", dropout_p=0.1),
+        Case("many batch rows, few queries", B=70, H=1, L=2, M=90, D=19, intervals="random"),
+        Case("few queries, many chunks", B=1, H=2, L=4, M=1300, D=33, causal=False, window=700),
+        Case("wide, both ways", B=2, H=1, L=100, M=20, D=130, causal=False, intervals="random"),
         *GROUPS,
     ],
+    ids=str,
 )
 def test_every_isa_agrees_with_the_reference(isa: str, case: Case, dtype: torch.dtype) -> None:
     assert cpu.native.module.isa() == isa
@@ -98,25 +83,12 @@ def test_this_machine_runs_more_than_the_baseline() -> None:
     chosen = cpu.native.module.isa()
     assert not chosen.startswith("emulated")
     assert ("avx2" in ISAS) == (" avx2 " in flags and " fma " in flags)
-
-
-def test_pairs_are_chosen_where_they_multiply_more() -> None:
-    """As the benchmarks' probe measures both, longer and by way of Python."""
-    module, best = cpu.native.module, {"avx512": 0.0, "avx512_bf16": 0.0}
-    if "avx512_bf16" not in ISAS or "amx" in ISAS:
-        assert module.pairs_over_floats() == 0
-        assert module.isa() != "avx512_bf16"
-        return
-    try:
-        for isa in list(best) * 10:  # in turns
-            module.force_isa(isa)
-            began = time.perf_counter()
-            done = module.fma(100_000, 1, isa == "avx512_bf16")
-            best[isa] = max(best[isa], done / (time.perf_counter() - began))
-    finally:
-        module.force_isa("")
-    assert module.pairs_over_floats() == pytest.approx(best["avx512_bf16"] / best["avx512"], rel=0.15)
-    assert module.isa() == ("avx512_bf16" if module.pairs_over_floats() >= 1.4 else "avx512")
+    faster = cpu.native.module.pairs_over_floats()  # 0 where there is nothing to choose
+    if "avx512_bf16" in ISAS and "amx" not in ISAS:
+        assert chosen == ("avx512_bf16" if faster >= 1.4 else "avx512")
+    else:
+        assert faster == 0
+        assert chosen != "avx512_bf16"
 
 
 def test_environment_forces_an_isa() -> None:
@@ -155,8 +127,8 @@ print(report())
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(
     "case",
-    [CASE, Case("", B=1, H=1, L=300, M=1500, D=16), Case("", B=1, H=1, L=2, M=3000), *GROUPS.values()],
-    ids=["many heads", "one head, parts of keys", "decode", *GROUPS],
+    [CASE, Case("parts of keys", B=1, H=1, L=300, M=1500, D=16), Case("decode", B=1, H=1, L=2, M=3000), *GROUPS],
+    ids=str,
 )
 def test_same_bits_at_any_thread_count(case: Case) -> None:
     torch.set_num_threads(1)
@@ -331,23 +303,6 @@ def test_scores_that_rise_far_above_the_first_ones(isa: str, height: float, dtyp
     torch.testing.assert_close(got_lse.double(), want_lse, rtol=2e-6 if dtype == torch.float32 else 0.02, atol=1e-5)
 
 
-TENSORS = {
-    "dense": lambda: torch.randn(2, 3, 5),
-    "a slice, transposed": lambda: torch.randn(4, 6, 8)[1:, ::2, 3:].transpose(0, 1),
-    "expanded": lambda: torch.randn(1, 3).expand(4, 3),
-    "bfloat16": lambda: torch.zeros(7, dtype=torch.bfloat16)[2:],
-    "empty": lambda: torch.empty(2, 0, 3),
-    "a number": lambda: torch.tensor(1.0),
-    "a parameter": lambda: torch.nn.Parameter(torch.ones(2, 2)),
-}
-
-
-@pytest.mark.parametrize("make", TENSORS.values(), ids=TENSORS)
-def test_torchs_c_functions_say_what_python_does(make: Callable[[], torch.Tensor]) -> None:
-    x = make()
-    assert cpu.native.module.facts(x) == (tuple(x.shape), x.stride(), x.data_ptr())
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR tensor support")
 def test_what_has_no_strides_has_no_facts() -> None:
     assert cpu.native.module.facts(torch.eye(3).to_sparse()) is None
@@ -429,9 +384,8 @@ for _ in range(2):
 while len(calls) < 3:
     time.sleep(0.01)
 """
-    for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_call_while_the_interpreter_ends() -> None:

@@ -9,6 +9,7 @@ import torch
 from cases import Case, as_call, make_inputs
 from cuda_cases import MATRIX, definition, forward, matches_the_definition, use, within_the_error_budget
 from cuda_emulation import build, plan_of
+from oracle import ignores_what_no_query_sees
 
 from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
@@ -85,28 +86,13 @@ def test_bounds_out_of_range_give_nan_to_their_query_alone() -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-def test_rows_that_nobody_sees_may_hold_nan() -> None:
-    case = Case("", L=3, M=200, D=16, B=1)
-    x = make_inputs(case, torch.float32)
-    with torch.no_grad():
-        x["k_mem"][:, :, :150] = x["v_mem"][:, :, :150] = torch.nan
-        x["r"][:, 60:] = torch.nan
-        out = rel_attention(**as_call(x) | {"window": 50}, backend="cuda")
-    assert out.isfinite().all()
-
-
-@pytest.mark.usefixtures("kernels")
-def test_rows_between_those_that_are_seen_may_hold_nan() -> None:
-    """Queries of two packed sequences in one segment: between their intervals, within one part,
-    lie rows that neither sees."""
-    x = as_call(make_inputs(Case("", L=2, M=50, D=16, B=1), torch.float32))
-    x |= {"start": torch.tensor([[3, 40]], dtype=torch.int32), "end": torch.tensor([[10, 52]], dtype=torch.int32)}
-    with torch.no_grad():
-        want = rel_attention(**x, backend="reference")
-        for tensor in x["memory"]:
-            tensor[:, :, :3] = tensor[:, :, 10:40] = torch.nan
-        out = rel_attention(**x, backend="cuda")
-    torch.testing.assert_close(out, want, rtol=0, atol=2e-5)
+@pytest.mark.parametrize("bounds", [{}, {"start": [[3, 40]], "end": [[10, 52]]}], ids=["window", "two sequences"])
+@torch.no_grad()
+def test_rows_that_no_query_sees_may_hold_nan(bounds: dict[str, list[list[int]]]) -> None:
+    """Before a window, and between the intervals of two sequences in one segment."""
+    case = Case("", L=2, M=50, D=16, B=1) if bounds else Case("", L=3, M=200, D=16, B=1, window=50)
+    given = {name: torch.tensor(x, dtype=torch.int32) for name, x in bounds.items()}
+    ignores_what_no_query_sees(case, torch.float32, "cuda", given)
 
 
 @pytest.mark.usefixtures("kernels")

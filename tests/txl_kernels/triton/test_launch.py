@@ -29,20 +29,24 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, dict[s
         yield found
 
 
-def both_ways(length: int = 70, width: int = 64, memory_len: int = 40) -> None:
+def both_ways(length: int = 70, width: int = 64, memory_len: int = 40, bounds: bool = False) -> None:
     B, H = 8, 16
     q, k, v = (torch.zeros(B, length, H, width, dtype=torch.bfloat16).transpose(1, 2) for _ in range(3))
     memory = [torch.zeros(B, memory_len, H, width, dtype=torch.bfloat16).transpose(1, 2) for _ in range(2)]
     r, bias = (torch.zeros(H, *shape, width, dtype=torch.bfloat16) for shape in ((memory_len + length,), ()))
-    call = Call(q, k, v, r, bias, bias, *memory, *(None,) * 7, 0, 0, 0.125, 0.0, 0.0, 0.125, False)
+    start = torch.zeros(B, length, dtype=torch.int32) if bounds else None
+    call = Call(q, k, v, r, bias, bias, *memory, *(None,) * 3, start, *(None,) * 3, 0, 0, 0.125, 0.0, 0.0, 0.125, False)
     out, lse = backend.forward(call)
     backend.backward(call, out, lse, torch.zeros_like(out), None)
 
 
-def test_kernels_of_a_call(launched: list[Any]) -> None:
+@pytest.mark.parametrize("bounds", [False, True])
+def test_kernels_of_a_call(bounds: bool, launched: list[Any]) -> None:
+    """Who sees what is found once, by backward alone, and only where there are bounds."""
     for _ in range(2):
-        both_ways()
-    assert [name for name, _ in launched] == 2 * KERNELS
+        both_ways(bounds=bounds)
+    kernels = [*KERNELS[:1], *["reach_kernel"] * bounds, *KERNELS[1:]]
+    assert [name for name, _ in launched] == 2 * kernels
 
 
 def test_products_and_sums_are_fused(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
