@@ -1,15 +1,16 @@
 """Calls give the same whatever the default device and dtype of new tensors are: what the package
 makes for itself names both."""
 
-import contextlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from cases import Case, as_call, make_inputs
+from default_device import DEFAULTS
+from internals import KEPT_ZEROS
 from torch import Tensor
 
 from txl_kernels import (
@@ -17,7 +18,6 @@ from txl_kernels import (
     alibi_slopes,
     bounds_from_cu_seqlens,
     end_from_lengths,
-    functional,
     intervals,
     rel_attention,
     rel_attention_weights,
@@ -25,26 +25,11 @@ from txl_kernels import (
     start_from_done,
     t5_buckets,
 )
-from txl_kernels.backends import cpu
+from txl_kernels.backends import cpu, self_check
+from txl_kernels.backends.self_check import Kind
 
 CPU = torch.device("cpu")
 Results = list[Tensor]
-
-
-@contextlib.contextmanager
-def float64() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-DEFAULTS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
-    "meta": lambda: torch.device("meta"),
-    "float64": float64,
-}
 CASES = {
     "plain": Case("", B=2, H=2, L=20, M=9),
     "one query": Case("", L=1, M=9),
@@ -66,7 +51,7 @@ def attention(case: Case, backend: str | None) -> Callable[[], Results]:
 
 
 def without_biases() -> Results:
-    functional._kept_zeros.clear()
+    KEPT_ZEROS.value.clear()
     q, r = QUERIES.clone().requires_grad_(), TABLE
     weights = rel_attention_weights(q, q, r)
     out = rel_attention(q, q, q, r, dropout_p=0.0)
@@ -128,6 +113,16 @@ def test_the_public_interface(name: str, default: str) -> None:
 
 
 @needs_native
+@pytest.mark.parametrize("default", DEFAULTS)
+def test_what_the_first_call_compares(default: str) -> None:
+    kinds = [Kind("native", CPU, dtype, 24, decode, True) for dtype in cpu.DTYPES for decode in (False, True)]
+    kinds.append(kinds[0]._replace(value_width=40, r_bias=True, start=True, end=True, dropout=True, softcap=True))
+    kinds.append(kinds[0]._replace(r=False, r_bias=True))
+    with DEFAULTS[default]():
+        assert [self_check.compare(cpu, kind) for kind in kinds] == [None] * len(kinds)
+
+
+@needs_native
 def test_importing_under_a_default_device() -> None:
     code = """
 import torch
@@ -142,14 +137,20 @@ with torch.device("meta"):
     assert done.stdout.split() == ["cpu", "True"]
 
 
-def test_biases_left_out_in_inference_mode_serve_training() -> None:
-    functional._kept_zeros.clear()
+def test_biases_left_out_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    KEPT_ZEROS.replace(monkeypatch, {})
+    made: list[Any] = []
+    zeros = torch.zeros
     q, r = QUERIES.clone().requires_grad_(), TABLE
-    with torch.inference_mode():
-        first = rel_attention(q, q, q, r)
-    out = rel_attention(q, q, q, r)
-    torch.autograd.grad(out.sum(), q)
+    with monkeypatch.context() as patch:  # not while torch's compiler is imported, which looks at torch.zeros
+        patch.setattr(torch, "zeros", lambda *a, **k: (made.append(a), zeros(*a, **k))[1])
+        with torch.inference_mode():
+            first = rel_attention(q, q, q, r)
+        assert len(made) == 1
+        out = rel_attention(q, q, q, r)  # what inference mode left serves training
+        torch.autograd.grad(out.sum(), q)
+        assert len(made) == 1
     assert torch.equal(first, out.detach())
     # In a transform nothing is kept.
     assert torch.func.grad(lambda q: rel_attention(q, q, q, r, backend="reference").sum())(q.detach()).shape == q.shape
-    assert len(functional._kept_zeros) == 1
+    assert len(KEPT_ZEROS.value) == 1

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from internals import COMPARED, MACHINE, NOTE_OF
 
 import txl_kernels
 from txl_kernels import check_calls, diagnosis
@@ -82,11 +83,11 @@ def test_only_some_head_widths(capsys: pytest.CaptureFixture[str]) -> None:
 def test_says_on_a_gpu_what_a_small_case_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that counts as one, where the kernels agree, raise, or memory is full."""
     monkeypatch.setattr(self_check, "can_run_now", lambda device: True)
-    monkeypatch.setattr(self_check, "_machine", lambda device: ("a GPU",))
-    monkeypatch.setattr(self_check, "_note_of", lambda kind: None)
+    MACHINE.replace(monkeypatch, lambda device: ("a GPU",))
+    NOTE_OF.replace(monkeypatch, lambda kind: None)
 
     def says(forward: Any) -> str:
-        monkeypatch.setattr(self_check, "_compared", {})
+        COMPARED.replace(monkeypatch, {})
         monkeypatch.setattr(cpu, "forward", forward)
         return next(line for line in diagnosis.report().splitlines() if line.startswith("  native"))
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from cases import Case, as_call, as_fields, here, make_inputs
+from internals import FAST_FORWARD, KNOWN_CALLS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from txl_kernels import operators, rel_attention
@@ -60,7 +61,7 @@ def test_the_profiler_sees_the_operator(kernel_backend: str) -> None:
 
 
 def test_without_a_watcher_the_dispatcher_is_skipped(kernel_backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "_forward", None)
+    FAST_FORWARD.replace(monkeypatch, None)
     monkeypatch.setattr(torch.ops.txl_kernels, "rel_attention", None)
     monkeypatch.setattr(torch.ops.txl_kernels, "rel_attention_backward", None)
     rel_attention(**call_of(backend=kernel_backend)).sum().backward()
@@ -147,11 +148,11 @@ def test_settings_are_part_of_the_signature() -> None:
 
 def test_memory_of_signatures_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators, "_MAX_SIGNATURES", 3)
-    monkeypatch.setattr(operators, "_known", {})
+    KNOWN_CALLS.replace(monkeypatch, {})
     call = call_of()
     for window in range(1, 9):
         rel_attention(**call | {"window": window})
-        assert len(operators._known) <= 3
+        assert len(KNOWN_CALLS.value) <= 3
 
 
 def test_batched_gradients_are_those_one_by_one(kernel_backend: str) -> None:

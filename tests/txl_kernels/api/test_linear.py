@@ -5,28 +5,29 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from internals import MOST_ONEDNN_SHAPES, ONEDNN, ONEDNN_SHAPES
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from txl_kernels import linear as module
 from txl_kernels.linear import linear, project
 
-onednn = pytest.mark.skipif(module._onednn() is None, reason="torch was built without oneDNN")
+onednn = pytest.mark.skipif(ONEDNN.value() is None, reason="torch was built without oneDNN")
 
 
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     """Shapes that oneDNN multiplied; here it is taken."""
     found: list[torch.Size] = []
-    product = module._onednn()
+    product = ONEDNN.value()
 
     def counted(x: Tensor, *rest: Any) -> Tensor:
         found.append(x.shape)
         return product(x, *rest)
 
-    monkeypatch.setattr(module, "_onednn", lambda: counted)
+    ONEDNN.replace(monkeypatch, lambda: counted)
     monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
-    monkeypatch.setattr(module, "_shapes", set())
+    ONEDNN_SHAPES.replace(monkeypatch, set())
     return found
 
 
@@ -93,4 +94,4 @@ def test_a_bounded_number_of_shapes_is_onednns(products: list[torch.Size]) -> No
     with torch.inference_mode():
         for rows in [*range(40, 240), 40]:
             torch.testing.assert_close(linear(torch.ones(rows, 300), weight), weight.sum(1).expand(rows, 500))
-    assert products == [(rows, 300) for rows in [*range(40, 40 + module._MAX_SHAPES), 40]]
+    assert products == [(rows, 300) for rows in [*range(40, 40 + MOST_ONEDNN_SHAPES.value), 40]]

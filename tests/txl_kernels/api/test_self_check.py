@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import torch
 from cases import Case, as_call, as_fields, make_inputs
+from internals import COMPARED, IS_SAID, KNOWN_CALLS, SOURCES, TO_DEVICE, WARN_ONCE
 from ptx_marks import RUNS_TRITONS_PTX
 from torch.utils.flop_counter import FlopCounterMode
 
-from txl_kernels import backends, operators, rel_attention
+from txl_kernels import backends, rel_attention
 from txl_kernels.backends import cpu, cuda, self_check, triton
 from txl_kernels.backends.self_check import Kind, compare
 
@@ -33,11 +34,11 @@ def first_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(self_check, "can_run_now", lambda device: True)
     properties = SimpleNamespace(name="a GPU", major=9, minor=0, multi_processor_count=8)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    monkeypatch.setattr(self_check, "_compared", {})
-    monkeypatch.setattr(operators, "_known", {})
+    COMPARED.replace(monkeypatch, {})
+    KNOWN_CALLS.replace(monkeypatch, {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(self_check, "_is_said", False)
-    backends._warn_once.cache_clear()
+    IS_SAID.replace(monkeypatch, False)
+    WARN_ONCE.value.cache_clear()
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_a_wrong_gradient_is_said_and_not_used(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cpu, "backward", wrong_r)
     with torch.no_grad():
         rel_attention(**as_call(inputs), backend="native")  # forward is right
-    operators._known.clear()  # on a CPU a choice holds for all directions
+    KNOWN_CALLS.value.clear()  # on a CPU a choice holds for all directions
     said = r"its gradient of r for a small case in float32 at head width \d+ is off by 0\.1 of its norm"
     with pytest.raises(RuntimeError, match=f"backend='native' cannot run: .*{said}"):
         rel_attention(**as_call(inputs), backend="native")
@@ -114,7 +115,7 @@ def test_what_agreed_is_remembered_where_it_ran(monkeypatch: pytest.MonkeyPatch,
     call = as_fields(make_inputs(Case(""), torch.float32))
 
     def choose_anew() -> int:
-        monkeypatch.setattr(self_check, "_compared", {})
+        COMPARED.replace(monkeypatch, {})
         backends.choose("native", call)
         return len(ran)
 
@@ -122,7 +123,7 @@ def test_what_agreed_is_remembered_where_it_ran(monkeypatch: pytest.MonkeyPatch,
     (tmp_path / "driver").write_text("another driver")
     monkeypatch.setattr(self_check, "DRIVER", tmp_path / "driver")
     assert choose_anew() == 2
-    monkeypatch.setattr(self_check, "_sources", lambda: "other code")
+    SOURCES.replace(monkeypatch, lambda: "other code")
     assert choose_anew() == 3
 
 
@@ -287,8 +288,8 @@ def test_what_agreed_once_may_not_compile_today(monkeypatch: pytest.MonkeyPatch)
     """The home is shared, the compiler is not."""
     inputs = make_inputs(Case(""), torch.float32)
     rel_attention(**as_call(inputs))
-    monkeypatch.setattr(self_check, "_compared", {})
-    operators._known.clear()
+    COMPARED.replace(monkeypatch, {})
+    KNOWN_CALLS.value.clear()
     monkeypatch.setattr(triton, "forward", raising(COMPILER))
     with pytest.warns(RuntimeWarning, match="C compiler"):
         rel_attention(**as_call(inputs))
@@ -312,7 +313,7 @@ def test_every_variant_of_a_kernel_has_a_case(name: str) -> None:
     for decode in (False, True):
         kind = Kind("native", CPU, torch.float32, 24, decode, True, **VARIANTS[name])
         assert compare(cpu, kind) is None
-        call = self_check._to_device(self_check.case_of(kind), kind)
+        call = TO_DEVICE.value(self_check.case_of(kind), kind)
         assert self_check.kind_of("native", call, True) == kind
 
 
@@ -357,7 +358,7 @@ def test_a_compiled_models_first_call(gradients: bool, dynamic: bool, monkeypatc
     torch.testing.assert_close(got, want)
     if gradients:
         torch.testing.assert_close(*(torch.autograd.grad(x.sum(), q) for x in (got, want)))
-    assert [kind.gradients for kind in self_check._compared] == [gradients]
+    assert [kind.gradients for kind in COMPARED.value] == [gradients]
 
 
 @needs_native
@@ -370,7 +371,7 @@ def test_memory_that_is_full_while_a_model_is_compiled(monkeypatch: pytest.Monke
     monkeypatch.setattr(triton, "forward", raising(torch.OutOfMemoryError("CUDA out of memory")))
     with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
         compiled()
-    assert not self_check._compared
+    assert not COMPARED.value
     monkeypatch.setattr(triton, "forward", cpu.forward)
     with torch.no_grad():
         torch.testing.assert_close(compiled(), rel_attention(**inputs, backend="reference"))
@@ -383,7 +384,7 @@ def test_an_exported_graphs_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = as_fields(make_inputs(Case(""), torch.float32))
     monkeypatch.setattr(triton, "backward", wrong_r)
     out, lse = torch.ops.txl_kernels.rel_attention(*fields, "triton")
-    assert len(self_check._compared) == 1
+    assert len(COMPARED.value) == 1
     given = (torch.ones_like(out), None, out.detach(), lse.detach())
     with pytest.raises(RuntimeError, match="its gradient of r for a small case"):
         torch.ops.txl_kernels.rel_attention_backward(*given, *fields, "triton")
@@ -402,14 +403,14 @@ def test_the_callers_modes_have_no_part(monkeypatch: pytest.MonkeyPatch) -> None
         return [torch.autocast("cpu"), torch.inference_mode(), torch.device("meta"), FlopCounterMode(display=False)]
 
     for n, mode in enumerate(modes(), 1):
-        self_check._compared.clear()
-        operators._known.clear()
+        COMPARED.value.clear()
+        KNOWN_CALLS.value.clear()
         shutil.rmtree(notes, ignore_errors=True)
         with mode:
             rel_attention(**inputs)
         assert ran == [None] * n
-    operators._known.clear()
-    self_check._compared.clear()
+    KNOWN_CALLS.value.clear()
+    COMPARED.value.clear()
     shutil.rmtree(notes)
     torch.func.grad(lambda q: rel_attention(**inputs | {"q": q}).sum())(inputs["q"].detach())
     assert ran == [None] * 5

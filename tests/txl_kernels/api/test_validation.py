@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from cases import Case, as_call, make_inputs
+from internals import WARN_ONCE
 
-from txl_kernels import available_backends, backends, rel_attention
+from txl_kernels import available_backends, rel_attention
 from txl_kernels.backends import cpu
 
 B, H, L, M, D = 2, 3, 4, 5, 8
@@ -272,7 +273,7 @@ def test_native_refuses_other_dtypes_by_name(call: dict[str, Any], dtype: torch.
         rel_attention(**inputs, backend="native")
     # backend=None may choose, and takes the reference: with a warning where a user may expect
     # kernels.
-    backends._warn_once.cache_clear()
+    WARN_ONCE.value.cache_clear()
     warned = pytest.warns(RuntimeWarning, match="slow reference backend on the cpu: native takes float32 and bfloat16")
     with warned if dtype == torch.float16 else contextlib.nullcontext():
         assert rel_attention(**inputs).dtype == dtype

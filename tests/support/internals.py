@@ -1,0 +1,40 @@
+"""Private state of the package that tests look at or replace: no test names it but through this."""
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from txl_kernels import backends, functional, linear, operators
+from txl_kernels.backends import native_modules, self_check
+
+
+class Internal(NamedTuple):
+    owner: Any
+    name: str
+
+    @property
+    def value(self) -> Any:
+        return getattr(self.owner, self.name)
+
+    def replace(self, monkeypatch: pytest.MonkeyPatch, value: Any) -> None:
+        monkeypatch.setattr(self.owner, self.name, value)
+
+
+KEPT_ZEROS = Internal(functional, "_kept_zeros")  # by shape, of biases that are left out
+WARN_ONCE = Internal(backends, "_warn_once")
+KNOWN_CALLS = Internal(operators, "_known")  # what was chosen for a signature
+FAST_FORWARD = Internal(operators, "_forward")
+IMPORT = Internal(native_modules, "_import")
+INSTALLED = Internal(native_modules, "_installed")
+# Of the first call's check.
+MACHINE = Internal(self_check, "_machine")
+SOURCES = Internal(self_check, "_sources")
+COMPARED = Internal(self_check, "_compared")
+NOTE_OF = Internal(self_check, "_note_of")
+IS_SAID = Internal(self_check, "_is_said")
+TO_DEVICE = Internal(self_check, "_to_device")
+# Of products by oneDNN.
+ONEDNN = Internal(linear, "_onednn")
+ONEDNN_SHAPES = Internal(linear, "_shapes")
+BY_ONEDNN = Internal(linear, "_by_onednn")
+MOST_ONEDNN_SHAPES = Internal(linear, "_MAX_SHAPES")
