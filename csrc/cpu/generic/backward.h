@@ -96,11 +96,12 @@ TXL_INLINE void pack_dout(const T* row, float share, int64_t Dv, int64_t Dvp, Pa
   for (int64_t d = 0; row && share != 1.f && d < Dvp; d += LANES) store(out + d, load(out + d) * share);
 }
 
-// A block of queries from i0 on of head g0 of a group against the tile of keys at j0.
+// A block of queries from i0 on of head g0 of a group against the tile of keys at j0. next: the tile after it, or null.
 template <class T>
 static void backward_block(const Problem& p, const Gradients& g, const BackwardPlan& plan, const InUse& in_use,
                            const QueryStats& stats, const Part& at, int64_t g0, int64_t j0,
-                           const BlockRanges<BLOCK_L>& ranges, int64_t i0, BackwardScratch& s, const Sums& sums) {
+                           const BlockRanges<BLOCK_L>& ranges, int64_t i0, const NextTile<T>* next, BackwardScratch& s,
+                           const Sums& sums) {
   const int64_t b = at.b, h = at.hk * plan.heads + g0, bh = b * p.H + h;
   const int64_t Dp = plan.Dp, Drp = plan.Drp, Dvp = plan.Dvp, rows = round_up(min_of(BLOCK_L, p.L - i0), MR);
   const Cap cap(p);
@@ -130,6 +131,8 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
     times_panels(s.dout + i * Dvp, Dvp, s.v_panels + from * deep(p.Dv), deep(p.Dv), div_up(to - from, NR), s.dp + from,
                  BLOCK_S);
     for (int64_t x = 0; x < MR; ++x) {
+      // A few rows at a time: the processor waits where many loads are outstanding.
+      if (next) next->fetch(j0 + BLOCK_S + (i + x) * BLOCK_S / rows, j0 + BLOCK_S + (i + x + 1) * BLOCK_S / rows);
       const Range own = within(ranges.row[i + x], j0);
       s.weights.clear(i + x, 0, from);
       s.weights.clear(i + x, to, end);
@@ -185,12 +188,15 @@ static void backward_part(const Problem& p, const Gradients& g, const BackwardPl
     for (int64_t g0 = 0; met && g0 < plan.heads; ++g0) {
       const Sums sums = of_head(g0);
       if (plan.heads > 1) s.table.forget();  // it is of another head
+      const NextTile<T> next{p, at.b, at.hk * plan.heads + g0, 0, at.high, g0 == 0, p.r.data && plan.heads == 1};
       // Downwards, so that the table moves upwards.
       for (int64_t block = met_by.high - 1; block >= met_by.low; --block) {
         if (!within(hulls[block], j0).any()) continue;
         const int64_t i0 = block * BLOCK_L;
         const BlockRanges<BLOCK_L> ranges(p, at.b, i0, min_of(BLOCK_L, p.L - i0), {j0, j0 + BLOCK_S});
-        if (ranges.all.any()) backward_block<T>(p, g, plan, in_use, stats, at, g0, j0, ranges, i0, s, sums);
+        if (ranges.all.any())
+          backward_block<T>(p, g, plan, in_use, stats, at, g0, j0, ranges, i0, block == met_by.low ? &next : nullptr, s,
+                            sums);
       }
     }
     s.keys.finish_tile(packed);

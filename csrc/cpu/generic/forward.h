@@ -174,23 +174,7 @@ struct HeadRange {
   Table& table;
   float *out, *reference, *total;  // of the result
   float slack;                     // SLACK, or less
-  bool fetches_keys, fetches_table;
-
-  TXL_INLINE void fetch_row(const T* row, int64_t D) {
-    for (int64_t d = 0; d < D; d += 64 / sizeof(T)) __builtin_prefetch(row + d, 0, 2);
-  }
-  // Prefetches the rows of keys, values and the table r that packing reads for the keys [from, to) of the next tile,
-  // into the second level of the cache. Inlined: GCC drops calls of a function that does nothing but prefetch.
-  __attribute__((always_inline)) void fetch(int64_t from, int64_t to) const {
-    for (int64_t j = from; j < min_of(to, ranges.all.high); ++j) {
-      if (fetches_keys) {
-        fetch_row(key_row<T>(p, p.k_mem, p.k, b, key_head(p, h), j), p.D);
-        fetch_row(key_row<T>(p, p.v_mem, p.v, b, key_head(p, h), j), p.Dv);
-      }
-      const int64_t row = p.zero_row + p.M + i0 - j;  // the first query is the last to meet a distance
-      if (fetches_table && row >= 0 && row < p.T) fetch_row(row_of<T>(p.r, h, row, 0), p.Dr);
-    }
-  }
+  NextTile<T> next;
 
   // Adds a tile of keys, packed in s, to out (not yet divided), references and sums.
   void add_tile(int64_t j0, ForwardScratch& s) const {
@@ -208,7 +192,7 @@ struct HeadRange {
                                                  s.k_panels, table, s.content, s.position);
         for (int64_t x = 0; x < MR; ++x) {
           // A few rows at a time: the processor waits where many loads are outstanding.
-          fetch(j0 + BLOCK_S + (i + x) * BLOCK_S / rows, j0 + BLOCK_S + (i + x + 1) * BLOCK_S / rows);
+          next.fetch(j0 + BLOCK_S + (i + x) * BLOCK_S / rows, j0 + BLOCK_S + (i + x + 1) * BLOCK_S / rows);
           const Range own = within(ranges.row[i + x], j0);
           Packed* const weights = s.weights + x * BLOCK_S;
           float* const score = s.content + x * BLOCK_S;
@@ -264,8 +248,7 @@ static void sum_range(const Problem& p, const ForwardPlan& plan, const InUse& in
                         reference,
                         reference + plan.rows,
                         slack,
-                        g == 0,
-                        p.r.data && (g == 0 || !s.one_table)};
+                        {p, b, h0 + g, i0, ranges.all.high, g == 0, p.r.data && (g == 0 || !s.one_table)}};
   };
   for (int64_t g = 0; g < plan.heads; ++g) {
     const HeadRange<T> it = head(g);

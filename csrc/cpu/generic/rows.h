@@ -149,6 +149,31 @@ static void pack_keys(const Problem& p, const InUse& in_use, const View& memory,
   pack<T>(row, first, count, D, Dp, panels, rows);
 }
 
+// The rows of keys, values and the table r that packing reads for the next tile of keys, of head h of a batch row:
+// keys before `end`, and the table's rows that the query i0, the first, is the first to meet.
+template <class T>
+struct NextTile {
+  const Problem& p;
+  int64_t b, h, i0, end;
+  bool keys, table;
+
+  TXL_INLINE void fetch_row(const T* row, int64_t D) {
+    for (int64_t d = 0; d < D; d += 64 / sizeof(T)) __builtin_prefetch(row + d, 0, 2);
+  }
+  // Prefetches what belongs to the keys [from, to) into the second level of the cache. Inlined: GCC drops calls of a
+  // function that does nothing but prefetch.
+  __attribute__((always_inline)) void fetch(int64_t from, int64_t to) const {
+    for (int64_t j = from; j < min_of(to, end); ++j) {
+      if (keys) {
+        fetch_row(key_row<T>(p, p.k_mem, p.k, b, key_head(p, h), j), p.D);
+        fetch_row(key_row<T>(p, p.v_mem, p.v, b, key_head(p, h), j), p.Dv);
+      }
+      const int64_t row = p.zero_row + p.M + i0 - j;
+      if (table && row >= 0 && row < p.T) fetch_row(row_of<T>(p.r, h, row, 0), p.Dr);
+    }
+  }
+};
+
 // A float row times a factor, rounded to T.
 template <class T>
 TXL_INLINE void write_row(T* out, const float* x, float factor, int64_t D) {
