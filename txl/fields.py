@@ -68,7 +68,8 @@ def check_ranges(config: Any, **ranges: tuple[float, float]) -> None:
     for name, (low, high) in ranges.items():
         value = getattr(config, name)
         if value is not None and not low <= value <= high:
-            raise TxlError(f"{name} must be from {low:,} to {high:,}, got {value:,}")
+            bound = f"<= {high:,}" if value > high else "> 0" if low == POSITIVE[0] else f">= {low:,}"
+            raise TxlError(f"{name} must be {bound}, got {value:,}")
 
 
 def check_type(field: "dataclasses.Field[Any]", value: Any) -> None:

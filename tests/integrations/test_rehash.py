@@ -4,13 +4,14 @@ import pytest
 import rehash
 
 from implementations import bare_peers
-from txl_kernels.integrations import peers, source_hash
+from txl_kernels.integrations import source_hash
+from txl_kernels.integrations.adapters import KNOWN
 
 
 def test_an_entry_goes_to_its_peer_alone() -> None:
     texts = [path.read_text() for path in rehash.ADAPTERS.glob("*.py")]
     entry = ', "99.0": "0123456789abcdef"'
-    for name in (peer.name for peer in peers() if "_" not in peer.name):
+    for name in (peer.name for peer in KNOWN):
         (text,) = [text for text in texts if f'Peer("{name}"' in text]
         before, _, after = rehash.with_entry(text, name, "99.0", "0123456789abcdef").partition(entry)
         assert before + after == text
@@ -22,7 +23,7 @@ def test_an_entry_goes_to_its_peer_alone() -> None:
 @pytest.mark.parametrize("library", ["nemo-toolkit", "ray"])
 def test_reads_hashes_and_sources(library: str) -> None:
     found = rehash.read(bare_peers.FOLDER, library)
-    known = {peer.name: peer for peer in peers() if peer.distribution == library}
+    known = {peer.name: peer for peer in KNOWN if peer.distribution == library}
     assert set(found) == set(known)
     for name, (hashed, text) in found.items():
         assert hashed == source_hash(bare_peers.original(known[name]))

@@ -124,7 +124,7 @@ def test_settings_that_a_model_cannot_have(tmp_path: Path) -> None:
             {"clamp_len": 3},
             "clamp_len is for encoding='relative', not 'shaw'",
         ),
-        (small_model(), {"clamp_len": 0}, "clamp_len must be from 1 to"),
+        (small_model(), {"clamp_len": 0}, "clamp_len must be >= 1"),
     ):
         checkpoints.save(path, model, words, {}, {})
         with pytest.raises(TxlError, match=message):

@@ -173,11 +173,11 @@ def test_memory_keeps_the_masks_it_was_made_with() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"n_layer": 0}, "n_layer must be from 1 to 10,000, got 0"),
+        ({"n_layer": 0}, "n_layer must be >= 1, got 0"),
         ({"d_model": 15}, r"d_model must be even .*, got 15"),
-        ({"dropout": 1.0}, "dropout must be from 0 to 0.999999, got 1.0"),
-        ({"mem_len": -1}, "mem_len must be from 0 to 2,147,483,647, got -1"),
-        ({"window": 0}, "window must be from 1 to 2,147,483,647, got 0"),
+        ({"dropout": 1.0}, "dropout must be <= 0.999999, got 1.0"),
+        ({"mem_len": -1}, "mem_len must be >= 0, got -1"),
+        ({"window": 0}, "window must be >= 1, got 0"),
         ({"initial_memory": "ones"}, "initial_memory must be one of empty, zeros, got 'ones'"),
     ],
 )
@@ -189,12 +189,12 @@ def test_bad_model_options(options: dict[str, object], message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "steps must be from 1 to 9,007,199,254,740,992, got 0"),
-        ({"lr": 0.0}, "lr must be from 1e-38 to 1,000,000.0, got 0.0"),
-        ({"lr": float("nan")}, "lr must be from 1e-38 to 1,000,000.0, got nan"),
-        ({"warmup": -1}, "warmup must be from 0 to .*, got -1"),
+        ({"steps": 0}, "steps must be >= 1, got 0"),
+        ({"lr": 0.0}, "lr must be > 0, got 0.0"),
+        ({"lr": float("nan")}, "lr must be > 0, got nan"),
+        ({"warmup": -1}, "warmup must be >= 0, got -1"),
         ({"precision": "fp8"}, "precision must be one of auto, fp32, bf16, got 'fp8'"),
-        ({"eval_tokens": 0}, "eval_tokens must be from 1 to .*, got 0"),
+        ({"eval_tokens": 0}, "eval_tokens must be >= 1, got 0"),
     ],
 )
 def test_bad_training_options(options: dict[str, object], message: str) -> None:

@@ -251,9 +251,9 @@ def test_shares_of_hard_positions_are_harder():
     ("arguments", "words"),
     [
         ((199, 10, 10, 10), "the text has 199 tokens, fewer than two contexts of 100"),
-        ((100, 0, 10, 4), "samples must be from 1 to .*, got 0"),
-        ((100, 1, 0, 4), "step must be from 1 to .*, got 0"),
-        ((100, 1, 10, 1), "contexts must be from 2 to .*, got 1"),
+        ((100, 0, 10, 4), "samples must be >= 1, got 0"),
+        ((100, 1, 0, 4), "step must be >= 1, got 0"),
+        ((100, 1, 10, 1), "contexts must be >= 2, got 1"),
     ],
 )
 def test_layouts_that_cannot_be(arguments, words):

@@ -167,8 +167,8 @@ def test_recomputed_activations_change_nothing(tmp_path: Path, corpus: Corpus) -
         ({"optimizer": "sgd"}, "optimizer must be one of adam, muon, got 'sgd'"),
         ({"schedule": "linear"}, "schedule must be one of cosine, cosine-released, constant, got 'linear'"),
         ({"average": "swa"}, "average must be one of none, ema, triggered, got 'swa'"),
-        ({"ema_decay": 1.0}, "ema_decay must be from 1e-38 to 0.999999, got 1.0"),
-        ({"ext_len": -1}, "ext_len must be from 0 to .*, got -1"),
+        ({"ema_decay": 1.0}, "ema_decay must be <= 0.999999, got 1.0"),
+        ({"ext_len": -1}, "ext_len must be >= 0, got -1"),
     ],
 )
 def test_bad_training_options(options: dict[str, object], message: str) -> None:
