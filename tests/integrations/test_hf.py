@@ -298,6 +298,24 @@ def test_ways_to_load(hf: Any, plain: Any, tmp_path: Path) -> None:
         hf.TransfoXLLMHeadModel.from_pretrained(tmp_path / "sub")
 
 
+def test_files_of_a_repository(hf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a subfolder, those in it; what can be no repository is said as a missing file is."""
+    shutil.copytree(HERE / "bins", tmp_path / "sub")
+    wanted: list[list[str]] = []
+
+    def download(name: str, *, allow_patterns: list[str], **options: Any) -> str:
+        wanted.append(allow_patterns)
+        return str(tmp_path)
+
+    monkeypatch.setattr("txl.hf.weights.snapshot_download", download)
+    hf.TransfoXLTokenizer.from_pretrained("some/where", subfolder="sub")
+    assert all(pattern.startswith("sub/") for pattern in wanted[-1])
+    monkeypatch.undo()
+    for kind in (hf.TransfoXLLMHeadModel, hf.TransfoXLTokenizer):
+        with pytest.raises(OSError, match="/no/such/folder: no such folder, and no name of a repository"):
+            kind.from_pretrained("/no/such/folder")
+
+
 @pytest.mark.parametrize("options", [{"dtype": "auto"}, {"torch_dtype": "auto"}, {}], ids=str)
 def test_the_dtype_of_the_file(options: dict[str, str], hf: Any, tmp_path: Path) -> None:
     """As the configuration says, else as the tensors have it; by the Auto class, too."""

@@ -71,7 +71,9 @@ def recl_command(
     with results_folder(folder, "--out"):
         positions = len(layout.positions())
         if positions < samples:
-            say(f"the text has {positions:,} positions after a context of {layout.longest:,}; all are taken")
+            say(
+                f"the text has {positions:,} positions {step} apart after a context of {layout.longest:,}; all are taken"
+            )
         losses, seconds = {}, {}
         for name, model in group.items():
             began = time.perf_counter()

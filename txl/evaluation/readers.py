@@ -32,6 +32,10 @@ class Reader(abc.ABC):
         self.model = model.eval()
         self.batch, self.max_segment = batch, max_segment
 
+    def _check_segment(self, tokens: Tensor) -> None:
+        if tokens.size(1) > self.max_segment:
+            raise TxlError(f"a segment has at most max_segment = {self.max_segment} tokens, got {tokens.size(1)}")
+
     @abc.abstractmethod
     def reset(self) -> None:
         """Return to the start of a text."""
@@ -137,6 +141,7 @@ class SegmentReader(Reader):
 
     @torch.inference_mode()
     def hidden(self, tokens: Tensor) -> Tensor:
+        self._check_segment(tokens)
         with seeing(self.model, None):  # all of memory and segment
             states = self.model.read(tokens, self.memory, mem_len=self.mem_len)
         self.memory = states.memory
@@ -172,8 +177,7 @@ class WindowReader(Reader):
 
     @torch.inference_mode()
     def hidden(self, tokens: Tensor) -> Tensor:
-        if tokens.size(1) > self.max_segment:
-            raise TxlError(f"a segment has at most max_segment = {self.max_segment} tokens, got {tokens.size(1)}")
+        self._check_segment(tokens)
         self.window = torch.cat([self.window, tokens], 1)[:, -self.attn_len :]
         with seeing(self.model, None):
             return self.model.read(self.window, mem_len=0, last=tokens.size(1)).hidden

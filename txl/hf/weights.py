@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
@@ -25,12 +26,20 @@ OF_THE_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revis
 
 def folder_of(name: str, options: Mapping[str, Any], patterns: Sequence[str]) -> Path:
     """Return a folder, or that of a repository of the Hub after downloading the files of these
-    patterns."""
-    folder = Path(name)
+    patterns.
+
+    Raises:
+        OSError: there is no such folder, and the name is none of a repository.
+    """
+    folder, below = Path(name), options.get("subfolder") or ""
     if not folder.is_dir():
         hub = {key: value for key, value in options.items() if key in OF_THE_HUB}
-        folder = Path(snapshot_download(name, allow_patterns=list(patterns), **hub))
-    return folder / (options.get("subfolder") or "")
+        wanted = [f"{below}/{pattern}" if below else pattern for pattern in patterns]
+        try:
+            folder = Path(snapshot_download(name, allow_patterns=wanted, **hub))
+        except HFValidationError as error:
+            raise OSError(f"{name}: no such folder, and no name of a repository: {error}") from error
+    return folder / below
 
 
 def _are_theirs(state: Mapping[str, Any]) -> bool:

@@ -138,7 +138,9 @@ class Unpickler(pickle._Unpickler):
         if (
             type(storage) is not Tensor
             or not shaped
-            or not all(type(n) is int and n >= 0 for n in (offset, *size, *stride))
+            or not all(
+                type(n) is int and 0 <= n < 2**63 for n in (offset, *size, *stride)
+            )  # so that products are short
         ):
             raise pickle.UnpicklingError("a tensor of no known form")
         count, held = math.prod(size), storage.untyped_storage().nbytes() // storage.itemsize

@@ -197,8 +197,9 @@ def test_bad_readers() -> None:
         WindowReader(model, 1, 4, 5)
     with pytest.raises(TxlError, match="mem_len must be >= 0, got -1"):
         SegmentReader(model, 1, -1, 4)
-    with pytest.raises(TxlError, match="a segment has at most max_segment = 4 tokens, got 5"):
-        WindowReader(model, 1, 9, 4)(torch.zeros(1, 5, dtype=torch.long))
+    for reader in (WindowReader(model, 1, 9, 4), SegmentReader(model, 1, 4, 4)):
+        with pytest.raises(TxlError, match="a segment has at most max_segment = 4 tokens, got 5"):
+            reader(torch.zeros(1, 5, dtype=torch.long))
     with pytest.raises(TxlError, match="the prompt is empty"):
         WindowReader(model, 1, 4).feed(torch.zeros(1, 0, dtype=torch.long))
 

@@ -218,3 +218,23 @@ def test_bits_flipped_anywhere_change_no_tensor(tmp_path: Path) -> None:
         assert list(found) == list(held)
         assert all(torch.equal(found[name], x) for name, x in held.items())
     assert 300 < refused < 600
+
+
+class Sized:
+    """A tensor with 64 axes of one size."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __reduce__(self) -> Any:
+        shape, storage = (self.size,) * 64, torch.storage.TypedStorage(wrap_storage=torch.zeros(4).untyped_storage(),
+                                                                       dtype=torch.float32, _internal=True)  # fmt: skip
+        return torch._utils._rebuild_tensor_v2, (storage, 0, shape, shape, False, {})
+
+
+@pytest.mark.parametrize("size", [2**63, 2**10_000], ids=["2**63", "2**10000"])
+def test_sizes_of_a_tensor_have_63_bits(size: int, tmp_path: Path) -> None:
+    """The product of 64 long integers takes minutes."""
+    torch.save({"x": Sized(size)}, tmp_path / "x.pt")
+    with pytest.raises(TxlError, match="a tensor of no known form"):
+        load(tmp_path / "x.pt")
