@@ -19,7 +19,6 @@ from txl.errors import TxlError
 from txl.evaluation.evaluate import Reading, Score
 from txl.evaluation.generate import Sampling
 from txl.language_model import LanguageModel, load
-from txl.precision import resolved
 from txl.text import corpus as data
 from txl.training import run as runs
 from txl.training.trainer import Trainer
@@ -48,7 +47,7 @@ def demo_command(
     corpus = data.open_corpus(source, folder / "corpus")
     options.say(f"Text: {corpus.source}; {len(corpus.train):,} {corpus.vocabulary.unit} to train on")
     recipe = recipes.load(recipes.DEFAULT)
-    training = dataclasses.replace(recipe.train_config(), eval_tokens=16384, precision=resolved("auto", where))
+    training = dataclasses.replace(recipe.train_config(), eval_tokens=16384)
     trainer = Trainer(folder, corpus, recipe.model_config(len(corpus.vocabulary)), training, device=where)
     options.say(f"Model: {header(trainer, minutes)}")
     run_training(trainer, ["--device", device] if device != "auto" else [], 60 * minutes)

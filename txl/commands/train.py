@@ -14,7 +14,6 @@ from txl.commands.training import draw_loss, header, processes, run_training
 from txl.distributed import World
 from txl.errors import TxlError
 from txl.model.config import Config, ModelConfig, config_from_json
-from txl.precision import resolved
 from txl.text import corpus as data
 from txl.text.datasets import PrepareOptions
 from txl.training import checkpoint as checkpoints
@@ -76,11 +75,8 @@ def train(
                 corpus, model, config, begun = run_to_go_on(run, source, options)
             else:
                 corpus, model, config, begun = new_run(run, source, recipe, init, options, world)
-        if not resume:
-            # Stored, so that a resumed run keeps it; processes that differ are refused by name.
-            config = dataclasses.replace(config, precision=resolved(config.precision, where))
-        if minutes is not None:
-            config = dataclasses.replace(config, warmup=None if config.warmup else 0)
+        if minutes is not None:  # a thirtieth of the updates, however many they become, or none
+            config = dataclasses.replace(config, warmup=0 if config.warmup == 0 else None)
         trainer = Trainer(
             run, corpus, model, config, resume=resume, device=where, tensorboard=tensorboard, init=begun, world=world
         )  # fmt: skip
@@ -165,7 +161,10 @@ def run_to_go_on(folder: Path, source: Path | None, options: dict[str, Any]) -> 
     corpus = data.load(record.corpus)
     sizes = {"vocab_size": len(corpus.vocabulary)}
     model = config_from_json(record.model | _fields_of(ModelConfig, options) | sizes)
-    return corpus, model, dataclasses.replace(before, **_fields_of(TrainConfig, options)), None
+    asked = _fields_of(TrainConfig, options)
+    if asked.get("precision") == "auto":  # that of the run
+        del asked["precision"]
+    return corpus, model, dataclasses.replace(before, **asked), None
 
 
 def _cutoffs(text: str) -> tuple[int, ...]:

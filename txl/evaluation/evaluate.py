@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +29,6 @@ from txl.text.streams import Counting, scored_segments
 from txl.text.vocabulary import Tokens
 
 Method = Literal["cached", "segments", "sliding"]
-METHODS: tuple[Method, ...] = get_args(Method)
 
 
 @dataclass(frozen=True)

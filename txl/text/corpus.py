@@ -152,13 +152,33 @@ def open_corpus(
 ) -> Corpus:
     """Open a prepared corpus; any other source is first prepared in `folder`, inside a new run's,
     with the given options and vocabulary. A corpus there is of a run that was killed before its
-    first checkpoint, and is removed."""
+    first checkpoint, and is replaced when the new one is complete."""
     if source is not None and Path(source, META).is_file():
         return load(source)
-    if Path(folder, META).is_file() and not Path(folder).is_symlink():
-        for name in NAMES:
-            Path(folder, name).unlink(missing_ok=True)
-    return prepare(source, folder, options, vocabulary=vocabulary)
+    folder = Path(folder)
+    if not _is_corpus(folder):
+        return prepare(source, folder, options, vocabulary=vocabulary)
+    fresh = folder.with_name(f"{folder.name}.new")
+    if _is_corpus(fresh):  # of a process that was killed here
+        _remove(fresh)
+    prepare(source, fresh, options, vocabulary=vocabulary)
+    try:
+        _remove(folder)
+        fresh.rename(folder)
+    except OSError as error:
+        raise TxlError(f"{folder}: cannot be replaced by {fresh}: {error.strerror or error}") from error
+    return load(folder)
+
+
+def _is_corpus(folder: Path) -> bool:
+    return (folder / META).is_file() and not folder.is_symlink()
+
+
+def _remove(folder: Path) -> None:
+    """Remove a corpus; raise OSError if the folder holds other files, too."""
+    for name in NAMES:
+        (folder / name).unlink(missing_ok=True)
+    folder.rmdir()
 
 
 def load(folder: AnyPath) -> Corpus:

@@ -84,11 +84,12 @@ def names(path: AnyPath, watch: Watch = lambda count: None) -> list[str]:
 def pieces(path: AnyPath, watch: Watch = lambda count: None) -> Iterator[bytes]:
     """Yield the text of a file or pipe in pieces; errors as in `members`, and TxlError for an
     archive of more files than one, or of none."""
-    count = 0
-    for count, (_, text) in enumerate(members(path, watch), 1):
-        if count > 1:
-            break
-        yield from text
+    count = len(names(path)) if Path(path).is_file() else 1  # before any of it is taken for the text
+    if count == 1:
+        for count, (_, text) in enumerate(members(path, watch), 1):
+            if count > 1:
+                break
+            yield from text
     if count != 1:
         raise TxlError(f"{path}: is an archive of {'several' if count else 'no'} files; unpack it and pass one of them")
 
@@ -115,10 +116,34 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         if stat.S_ISREG(kind):
             yield file
             return
-        held = file.read(LARGEST_BYTES + 1)
+        head = b""
+        while len(head) < tarfile.BLOCKSIZE and (more := file.read1(tarfile.BLOCKSIZE - len(head))):
+            head += more
+        if not _PACKED.match(head):
+            yield _Pipe(file, head)  # type: ignore[misc]
+            return
+        held = head + file.read(LARGEST_BYTES + 1)
     if len(held) > LARGEST_BYTES:
         raise TxlError(f"{path}: a pipe of more than {LARGEST_BYTES / 1e9:g} GB; write it to a file")
     yield io.BytesIO(held)
+
+
+class _Pipe:
+    """The text that a pipe gives, as it comes. Only `head`, its first bytes, can be read again."""
+
+    def __init__(self, file: Any, head: bytes) -> None:
+        self._file, self._head, self._at = file, head, 0
+
+    def read(self, count: int) -> bytes:
+        piece: bytes = self._head[self._at : self._at + count] or self._file.read1(count)
+        self._at += len(piece)
+        return piece
+
+    def seek(self, at: int) -> None:
+        self._at = at
+
+    def tell(self) -> int:
+        return self._at
 
 
 @contextmanager
@@ -127,6 +152,8 @@ def _naming(path: Path, form: str | None = None) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
+        if hasattr(error, "of_watch"):
+            raise
         if form is None:
             raise TxlError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
         raise TxlError(f"{path}: its {form} data is truncated or damaged: {error}") from error
@@ -141,7 +168,11 @@ class _Progress:
 
     def update(self) -> None:
         position = self._file.tell()
-        self._watch(max(position - self._seen, 0))
+        try:
+            self._watch(max(position - self._seen, 0))
+        except Exception as error:
+            error.of_watch = True  # type: ignore[attr-defined]  # not damage of the file
+            raise
         self._seen = max(position, self._seen)
 
 

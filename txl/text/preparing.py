@@ -182,7 +182,7 @@ def _encoded(reader: Reader, vocabulary: Vocabulary, watch: Watch) -> Iterator[t
 
 def encode_file(vocabulary: Vocabulary, path: Path, limit: int | None = None) -> Tokens:
     """Encode a text file: all of its tokens [n], or the first `limit`, for which no more of the
-    file is read than needed.
+    file, or of a pipe, is read than needed, unless it is compressed.
 
     Raises:
         TxlError: as in `txl.text.files.read` and `Vocabulary.encode`.

@@ -51,10 +51,13 @@ class Streams:
             sentences: [m], index of each sentence's first token, if they are to be shuffled.
 
         Raises:
-            TxlError: the split is too short for so many streams, counting is not one of these
-                words, or it is "released" and there are sentences.
+            TxlError: a size is too small, the split is too short for so many streams, counting is
+                not one of these words, or it is "released" and there are sentences.
         """
         _check_counting("streams", counting)
+        for name, value, least in (("batch", batch, 1), ("length", length, 1), ("ext_len", ext_len, 0)):
+            if value < least:
+                raise TxlError(f"{name} must be >= {least}, got {value}")
         self.tokens, self.sentences, self.seed = tokens, sentences, seed
         self.batch, self.length, self.ext_len = batch, length, ext_len
         count = len(tokens)

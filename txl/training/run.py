@@ -91,12 +91,16 @@ def lock(folder: Path) -> None:
     Raises:
         TxlError: another process trains there.
     """
-    key = str(folder.resolve())
-    if key not in locks:
-        descriptor = lock_file(folder / ".lock")
-        if descriptor is None:
-            raise TxlError(f"{folder}: another process is training there")
-        locks[key] = descriptor
+    key, path = str(folder.resolve()), folder / ".lock"
+    if key in locks:
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(locks[key]), path.lstat()):
+                return
+        os.close(locks.pop(key))  # of a folder that was removed
+    descriptor = lock_file(path)
+    if descriptor is None:
+        raise TxlError(f"{folder}: another process is training there")
+    locks[key] = descriptor
 
 
 def read_log(path: AnyPath) -> list[dict[str, Any]]:

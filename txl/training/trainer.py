@@ -17,6 +17,7 @@ from txl.evaluation.evaluate import Reading, Score, default_method, evaluate, pe
 from txl.model import Network, make_network
 from txl.model.config import Config, RecurrentConfig
 from txl.paths import AnyPath, append_text, remove_leftovers, replace_text
+from txl.precision import resolved
 from txl.text.corpus import Corpus
 from txl.text.streams import training_streams
 from txl.training import checkpoint as checkpoints
@@ -76,8 +77,10 @@ class Trainer:
                 or corpus.
         """
         self.folder = folder = Path(folder)
-        self.corpus, self.config, self.world = corpus, config, world
         self.device = torch.device(device)
+        # Resolved, so that a run stores what it computes in; processes that differ are refused.
+        self.config = config = dataclasses.replace(config, precision=resolved(config.precision, self.device))
+        self.corpus, self.world = corpus, world
         self.best, self.last = folder / checkpoints.BEST, folder / checkpoints.LAST
         with world.together():
             self._check(model_config)
@@ -230,6 +233,8 @@ class Trainer:
         self.updater.average.validated(score.nats)
         entry = {"step": self.step, "valid_loss": score.nats, "valid_bpc": score.bpc, "valid_ppl": score.ppl}
         self._log(entry, report)
+        if self.saved_step is None:  # before a best one, so that the run can be resumed whenever it ends
+            self.save()
         if score.nats < self.best_loss:
             self.best_loss = score.nats
             state = {"step": self.step, "attn_len": self.attn_len, "segment": self.segment}

@@ -36,6 +36,7 @@ def test_minutes_set_the_updates(txl: Run, corpus: Corpus, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     train = read_record(tmp_path / "r").train
     assert train["steps"] > 5
+    assert train["warmup"] is None
     assert 1 < train["eval_every"] < train["steps"]
     assert checkpoints.load(tmp_path / "r" / "last.safetensors").state["step"] == train["steps"]
     one_line(txl("train", "--run", tmp_path / "s", "--minutes", "-1"), "--minutes must be > 0")

@@ -181,8 +181,12 @@ def test_a_run_that_ended_early_prepares_its_corpus_again(text: Path, corpus: da
     assert data.open_corpus(text, tmp_path / "corpus", options).rule == "words"
     with pytest.raises(TxlError, match="It exists already"):
         data.open_corpus(text, tmp_path)
+    with pytest.raises(TxlError, match="no such file"):
+        data.open_corpus(tmp_path / "nosuch.txt", tmp_path / "corpus")
+    assert data.load(tmp_path / "corpus").rule == "words"
     again = data.open_corpus(text, tmp_path / "corpus")
     assert again.fingerprint == corpus.fingerprint
+    assert not (tmp_path / "corpus.new").exists()
     (tmp_path / "link").symlink_to(tmp_path / "corpus")
     with pytest.raises(TxlError, match="It exists already"):
         data.open_corpus(text, tmp_path / "link", options)

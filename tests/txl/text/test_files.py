@@ -486,9 +486,35 @@ def test_pipes_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     os.mkfifo(tmp_path / "p")
     writer = threading.Thread(target=lambda: (tmp_path / "p").write_bytes(b"x" * 50))
     writer.start()
-    with pytest.raises(TxlError, match="a pipe of more than 1e-08 GB"):
+    with pytest.raises(TxlError, match="holds more than 1e-08 GB of text"):
         files.read(tmp_path / "p")
     writer.join()
+
+
+def test_the_beginning_of_a_pipe_is_read_while_its_writer_lives() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, TEXT[:1000])
+    vocabulary = ByteVocabulary(bytes(range(256)))
+    assert encode_file(vocabulary, Path(f"/dev/fd/{reading}"), 900).tobytes() == TEXT[:900]
+    os.close(writing)
+    os.close(reading)
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar.gz"])
+def test_the_first_of_several_files_is_not_taken_for_the_text(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(ARCHIVES[kind])
+    with pytest.raises(TxlError, match="a: is an archive of several files"):
+        encode_file(ByteVocabulary(bytes(range(256))), tmp_path / "a", 20)
+
+
+@pytest.mark.parametrize("content", [TEXT, gzip.compress(TEXT), ARCHIVES["tar.gz"]], ids=["plain", "gzip", "tar.gz"])
+def test_an_error_of_who_watches_is_none_of_the_file(content: bytes, tmp_path: Path) -> None:
+    def watch(count: int) -> None:
+        raise RuntimeError("cancelled")
+
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(RuntimeError, match="cancelled"):
+        _ = [list(text) for _, text in files.members(tmp_path / "a", watch)]
 
 
 def test_a_split_that_is_a_pipe_is_refused_at_once(corpus: data.Corpus, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,14 @@ def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path, corpu
     other.kill()
     other.communicate()
     trainer(tmp_path / "run", corpus, steps=6).advance(1)  # the system released it
+
+
+def test_a_folder_that_was_removed_and_made_again_is_locked(tmp_path: Path, corpus: Corpus) -> None:
+    trainer(tmp_path / "run", corpus, steps=6)
+    shutil.rmtree(tmp_path / "run")
+    trainer(tmp_path / "run", corpus, steps=6)
+    other = subprocess.run([sys.executable, "-c", HOLD, tmp_path / "run"], capture_output=True, text=True)
+    assert "another process is training there" in other.stderr
 
 
 def test_a_run_that_is_resumed_is_refused_to_others(finished: Path, corpus: Corpus) -> None:

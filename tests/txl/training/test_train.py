@@ -184,6 +184,35 @@ def test_resume_refuses_another_text(tmp_path: Path, corpus: Corpus) -> None:
         trainer(tmp_path / "run", other, resume=True)
 
 
+def test_a_run_that_ends_between_its_first_best_and_last_checkpoint_goes_on(
+    tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = checkpoints.save
+
+    def ends(path: Path, *arguments: object) -> None:
+        save(path, *arguments)
+        if path.name == checkpoints.BEST:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints, "save", ends)
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path / "run", corpus, steps=4, eval_every=2).run()
+    monkeypatch.undo()
+    resumed = trainer(tmp_path / "run", corpus, steps=4, eval_every=2, resume=True)
+    assert resumed.step == 2
+    resumed.run()
+
+
+def test_a_run_stores_the_precision_that_it_computes_in(
+    tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for units, precision in (("avx2", "fp32"), ("amx", "bf16")):
+        monkeypatch.setattr("txl.precision.instruction_set", lambda units=units: units)
+        run = tmp_path / units
+        assert trainer(run, corpus, precision="auto", steps=1).config.precision == precision
+        assert read_record(run).train["precision"] == precision
+
+
 def test_a_run_is_not_overwritten(tmp_path: Path, corpus: Corpus) -> None:
     trainer(tmp_path, corpus).save()
     with pytest.raises(TxlError, match="already holds a run; continue it with --resume"):
