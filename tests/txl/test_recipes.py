@@ -1,13 +1,14 @@
 """Recipes: published parameter counts, sources, and options that can be trained and evaluated."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 
 from txl import recipes
 from txl.errors import TxlError
-from txl.evaluation.evaluate import METHODS
+from txl.evaluation.evaluate import Method
 from txl.model import make_network
 from txl.model.config import RecurrentConfig
 from txl.model.transformer import count_parameters
@@ -49,7 +50,7 @@ def test_recipe(name: str) -> None:
         assert abs(count(name) / 1e6 / PRINTED[name] - 1) < 0.03
     if recipe.data:
         assert recipe.data["rule"] in RULES
-    assert recipe.evaluate.get("method", "cached") in METHODS
+    assert recipe.evaluate.get("method", "cached") in get_args(Method)
     if isinstance(config, RecurrentConfig):
         assert recipe.evaluate["method"] == "segments"
         return
