@@ -151,13 +151,30 @@ def test_a_changed_copy_that_computes_the_same_is_taken(name: str, tmp_path: Pat
     torch.testing.assert_close(answer(case), before, atol=2e-5, rtol=1e-4)
 
 
-def test_a_copy_is_tried_out_whatever_tensors_are_made_as(tmp_path: Path) -> None:
-    _, other = moved("gemma", tmp_path, replacing(*HARMLESS["gemma"][1:]))
-    torch.set_default_dtype(torch.bfloat16)
+@pytest.mark.parametrize("name", ["espnet", "granite", "granite 5", "gemma", "parakeet", "speechbrain"])
+def test_layers_are_tried_out_whatever_wraps_them(name: str, tmp_path: Path) -> None:
+    """How wide the input is, the wrapped layer says."""
+    case, other = moved(name, tmp_path, replacing(*HARMLESS[name][1:]))
+    before = answer(case)
+    for parent in list(other.modules()):
+        for leaf, layer in parent.named_children():
+            if isinstance(layer, nn.Linear):
+                setattr(parent, leaf, nn.Sequential(layer))
+    accelerate(other, strict=True, verify=True, weights="none")
+    case.module = other
+    torch.testing.assert_close(answer(case), before, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", ["espnet", "nemo", "granite", "granite 5", "gemma"])
+def test_a_copy_is_tried_out_whatever_tensors_are_made_as(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    peer, old, new = HARMLESS[name]
+    _, other = moved(peer, tmp_path, replacing(old, new))
+    torch.set_default_dtype(dtype)
     try:
         with torch.device("meta"):
             accelerate(other, strict=True, verify=True, weights="none")
-        assert torch.get_default_dtype() == torch.bfloat16
+        assert torch.get_default_dtype() == dtype
     finally:
         torch.set_default_dtype(torch.float32)
 

@@ -162,6 +162,19 @@ def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     return any(kernels.why_not_tensors(device, dtype) is None for name, kernels in KERNELS.items() if name != "cuda")
 
 
+def width_of(projection: nn.Module) -> int:
+    """Return the number of input features of a linear layer, which may be wrapped.
+
+    Raises:
+        AttributeError: there is no linear layer in it.
+    """
+    for part in projection.modules():
+        width: Any = getattr(part, "in_features", None)
+        if width is not None:
+            return int(width)
+    raise AttributeError(f"{type(projection).__name__} does not say how many features it takes")
+
+
 def new_state(**settings: Any) -> dict[str, Any]:
     """Return the initial state of a module that is about to be accelerated."""
     return {"fallbacks": Counter(), **settings}

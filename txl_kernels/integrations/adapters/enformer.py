@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels.integrations.attention import ALL, attend, dropout_of, merge_heads, split_heads, within
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 
 
 class Enformer(Accelerated):
@@ -19,7 +19,7 @@ class Enformer(Accelerated):
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample | None:
         if module.use_tf_gamma:  # its table has 1,536 positions
             return None
-        return draw.frames(module.to_q.in_features), lambda m, x: m(x)
+        return draw.frames(width_of(module.to_q)), lambda m, x: m(x)
 
     def forward(self: Any, x: Tensor) -> Tensor:
         dropout_p = dropout_of(self.attn_dropout)

@@ -17,7 +17,7 @@ from txl_kernels.integrations.attention import (
     project_table,
     within,
 )
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 
 
 class ESPnet(Accelerated):
@@ -28,8 +28,8 @@ class ESPnet(Accelerated):
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        table = draw.table(module.linear_pos.in_features)
-        return draw.frames(module.linear_pos.in_features), lambda m, x: m(x, x, x, table, seen)
+        table = draw.table(width_of(module.linear_pos))
+        return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, seen)
 
     def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor | None) -> Tensor:
         dropout_p = dropout_of(self.dropout)
@@ -71,8 +71,8 @@ class ESPnetLegacy(Accelerated):
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        table = draw.table(module.linear_pos.in_features, future=0)
-        return draw.frames(module.linear_pos.in_features), lambda m, x: m(x, x, x, table, seen)
+        table = draw.table(width_of(module.linear_pos), future=0)
+        return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, seen)
 
     def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor | None) -> Tensor:
         dropout_p = dropout_of(self.dropout)
@@ -108,13 +108,13 @@ class ESPnetTransducer(Accelerated):
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        table = draw.table(module.linear_pos.in_features)
+        table = draw.table(width_of(module.linear_pos))
         padding, hidden = (
             (torch.zeros(draw.B, draw.T, dtype=torch.bool, device="cpu"), None)
             if seen is None
             else (~seen.any(1), ~seen[0])
         )
-        return draw.frames(module.linear_pos.in_features), lambda m, x: m(x, x, x, table, padding, hidden)
+        return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, padding, hidden)
 
     def forward(
         self: Any, query: Tensor, key: Tensor, value: Tensor, pos_enc: Tensor, mask: Tensor,

@@ -14,7 +14,7 @@ from txl_kernels.integrations.attention import (
     project_table,
     within,
 )
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 
 
 class FireRed(Accelerated):
@@ -23,8 +23,8 @@ class FireRed(Accelerated):
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        table = draw.table(module.linear_pos.in_features)
-        return draw.frames(module.linear_pos.in_features), lambda m, x: m(x, x, x, table, mask=seen)[0]
+        table = draw.table(width_of(module.linear_pos))
+        return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, mask=seen)[0]
 
     def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, pos_emb: Tensor, mask: Tensor | None = None) -> Any:
         dropout_p = dropout_of(self.attention.dropout)

@@ -22,7 +22,7 @@ from txl_kernels.integrations.attention import (
     unhidden,
     within,
 )
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 
 
 class Gemma3n(Accelerated):
@@ -39,7 +39,7 @@ class Gemma3n(Accelerated):
         mask = torch.zeros(draw.B, draw.T, dtype=torch.bool, device="cpu")
         if seen is not None and padding:
             mask = ~seen[:, 0]
-        return draw.frames(module.q_proj.in_features), lambda m, x: m(x, mask).flatten(-2)
+        return draw.frames(width_of(module.q_proj)), lambda m, x: m(x, mask).flatten(-2)
 
     def forward(self: Any, hidden_states: Tensor, mask: Tensor) -> Tensor:
         why = self.why_not_kernel(hidden_states)
@@ -82,7 +82,7 @@ class Gemma4(Accelerated):
         shown = F.pad(shown, (past, future + size, 0, -draw.T % size)).unflatten(1, (-1, size))
         context = torch.arange(module.context_size, device="cpu")
         blocks = torch.stack([shown[:, n, :, n * size + context] for n in range(shown.size(1))], 1)
-        width = module.q_proj.linear.in_features
+        width = width_of(module.q_proj)
         table = draw.normal(module.context_size // 2 + 1, width)
         return draw.frames(width), lambda m, x: m(x, table, ~blocks.unsqueeze(1))[0]
 

@@ -17,7 +17,7 @@ from txl_kernels.integrations.attention import (
     once,
     split_heads,
 )
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 
 
 class Granite(Accelerated):
@@ -27,7 +27,7 @@ class Granite(Accelerated):
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
         size, at = module.context_size, torch.arange(module.context_size, device="cpu")
         distances = at.unsqueeze(1) - at + module.max_pos_emb
-        return draw.normal(draw.B, 2 * size + 3, module.to_q.in_features), lambda m, x: m(x, distances)
+        return draw.normal(draw.B, 2 * size + 3, width_of(module.to_q)), lambda m, x: m(x, distances)
 
     def forward(self: Any, hidden_states: Tensor, attention_dists: Tensor) -> Tensor:
         size, zero = self.context_size, self.max_pos_emb
@@ -56,7 +56,7 @@ class Granite5(Accelerated):
         at = torch.arange(module.context_size, device="cpu")
         distances = at.unsqueeze(1) - at + module.config.max_position_embeddings
         mask = seen[:, 0] if seen is not None and seen.all(1).any() else None  # it supports only padding
-        return draw.frames(module.q_proj.in_features), lambda m, x: m(x, distances, attention_mask=mask)[0]
+        return draw.frames(width_of(module.q_proj)), lambda m, x: m(x, distances, attention_mask=mask)[0]
 
     def forward(
         self: Any, hidden_states: Tensor, position_embeddings: Tensor, attention_mask: Tensor | None = None, **kwargs: Any

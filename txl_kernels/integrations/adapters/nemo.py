@@ -27,7 +27,7 @@ from txl_kernels.integrations.attention import (
     unhidden,
     within,
 )
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 from txl_kernels.integrations.streaming import again, keep, worth_keeping
 
 
@@ -37,9 +37,9 @@ class NeMo(Accelerated):
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        table = draw.table(module.linear_pos.in_features)
+        table = draw.table(width_of(module.linear_pos))
         hidden = None if seen is None else ~seen
-        return draw.frames(module.linear_pos.in_features), lambda m, x: m(x, x, x, hidden, table)
+        return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, hidden, table)
 
     def forward(
         self: Any,
@@ -121,8 +121,8 @@ class NeMoLocal(Accelerated):
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
         hidden = torch.zeros(draw.B, draw.T, dtype=torch.bool, device="cpu") if seen is None else ~seen[:, 0]
-        table = draw.table(module.linear_pos.in_features, *module.att_context_size)
-        return draw.frames(module.linear_pos.in_features), lambda m, x: m(x, x, x, hidden, table)
+        table = draw.table(width_of(module.linear_pos), *module.att_context_size)
+        return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, hidden, table)
 
     def forward(
         self: Any, query: Tensor, key: Tensor, value: Tensor, pad_mask: Tensor, pos_emb: Tensor, cache: Tensor | None = None

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from txl_kernels.integrations.attention import attend, bounds_or_reason, dropout_of, merge_heads, project_table, within
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 
 
 class SpeechBrain(Accelerated):
@@ -17,9 +17,9 @@ class SpeechBrain(Accelerated):
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        table = draw.table(module.linear_pos.in_features)
+        table = draw.table(width_of(module.linear_pos))
         padding, hidden = (None, None) if seen is None else (~seen.any(1), ~seen[0])  # the first has no padding
-        return draw.frames(module.linear_pos.in_features), lambda m, x: m(x, x, x, table, padding, hidden)[0]
+        return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, padding, hidden)[0]
 
     def forward(
         self: Any, query: Tensor, key: Tensor, value: Tensor, pos_embs: Tensor, key_padding_mask: Tensor | None = None,

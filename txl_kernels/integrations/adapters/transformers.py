@@ -27,7 +27,7 @@ from txl_kernels.integrations.attention import (
     visible,
     within,
 )
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 from txl_kernels.integrations.streaming import again
 
 DISTRIBUTION = "transformers"
@@ -83,8 +83,8 @@ class HFConformer(Accelerated):
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
         given: dict[str, Any] = {} if seen is None else {"attention_mask": seen.unsqueeze(1)}
         if module.position_embeddings_type == "relative":
-            given["relative_position_embeddings"] = draw.table(module.linear_q.in_features)
-        return draw.frames(module.linear_q.in_features), lambda m, x: m(x, **given)[0]
+            given["relative_position_embeddings"] = draw.table(width_of(module.linear_q))
+        return draw.frames(width_of(module.linear_q)), lambda m, x: m(x, **given)[0]
 
     def forward(
         self: Any,
@@ -147,8 +147,8 @@ class Parakeet(Accelerated):
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
         mask = None if seen is None else seen.unsqueeze(1)
-        table = draw.table(module.relative_k_proj.in_features).expand(draw.B, -1, -1)
-        return draw.frames(module.q_proj.in_features), lambda m, x: m(x, table, attention_mask=mask)[0]
+        table = draw.table(width_of(module.relative_k_proj)).expand(draw.B, -1, -1)
+        return draw.frames(width_of(module.q_proj)), lambda m, x: m(x, table, attention_mask=mask)[0]
 
     def forward(
         self: Any,
@@ -204,8 +204,8 @@ class FastSpeech2(Accelerated):
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        table, mask = draw.table(module.linear_pos.in_features), None if seen is None else seen[:, :1]
-        return draw.frames(module.linear_q.in_features), lambda m, x: m(x, mask, table)[0]
+        table, mask = draw.table(width_of(module.linear_pos)), None if seen is None else seen[:, :1]
+        return draw.frames(width_of(module.linear_q)), lambda m, x: m(x, mask, table)[0]
 
     def forward(
         self: Any,

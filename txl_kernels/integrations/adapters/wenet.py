@@ -16,7 +16,7 @@ from txl_kernels.integrations.attention import (
     project_table,
     within,
 )
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample
+from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
 
 NO_MASK = torch.ones((0, 0, 0), dtype=torch.bool, device="cpu")
 NO_ENCODINGS, NO_CACHE = (torch.empty(shape, dtype=torch.float32, device="cpu") for shape in (0, (0, 0, 0, 0)))
@@ -28,7 +28,7 @@ class WeNet(Accelerated):
 
     @staticmethod
     def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        width, mask = module.linear_pos.in_features, NO_MASK if seen is None else seen
+        width, mask = width_of(module.linear_pos), NO_MASK if seen is None else seen
         held = 5 if seen is None else 0
         table = draw.table(width, draw.T - 1 + held, draw.T - 1 + held)
         cache = draw.normal(draw.B, module.h, held, 2 * module.d_k) if held else NO_CACHE
