@@ -1,4 +1,4 @@
-"""What CITATION.cff and other files say is what pyproject.toml says."""
+"""Agreement of CITATION.cff and other files with pyproject.toml."""
 
 import re
 from pathlib import Path

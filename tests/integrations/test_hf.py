@@ -299,7 +299,7 @@ def test_ways_to_load(hf: Any, plain: Any, tmp_path: Path) -> None:
 
 
 def test_files_of_a_repository(hf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a subfolder, those in it; what can be no repository is said as a missing file is."""
+    """Files are asked for inside the subfolder; a name that is no repository raises OSError."""
     shutil.copytree(HERE / "bins", tmp_path / "sub")
     wanted: list[list[str]] = []
 

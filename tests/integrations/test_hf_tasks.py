@@ -188,7 +188,7 @@ def test_a_vocabulary_of_another_size(hf: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_classifier(name: str, hf: Any, tmp_path: Path) -> None:
-    """Begun from a language model: scores of each text's last token, by attention_mask or found by
+    """Begun from a language model: scores of each row's last token, by attention_mask or found by
     pad_token_id; saved and read again."""
     import transformers
 

@@ -65,8 +65,8 @@ FAR = ("ding", "rllib", "labml", "nemo local", "fireredasr", "gemma", "gemma 4",
 
 @pytest.mark.parametrize("name", FAR)
 def test_far_frames_are_not_seen(name: str) -> None:
-    """Of those whose masks are their own, or that take none: the last query does not change with a
-    frame 6 before it."""
+    """Layers that make their own masks, or take none: the last query does not change with a frame 6
+    before it."""
     case = make(name, **({"context": 15} if name == "granite" else {}))  # three blocks: 14 before the last frame
     case.module.eval()
     accelerate(case.module, strict=True, weights="none", window=(5, 1))

@@ -91,7 +91,7 @@ def matches_the_definition(case: Case) -> None:
 
 
 def within_the_error_budget(case: Case, dtype: torch.dtype) -> None:
-    """Of out without gradients: up to 16 queries are decode's."""
+    """Compare out without gradients, which up to 16 queries take from the decode kernel."""
     require_error_budget(forward(case, dtype)[0], definition(make_inputs(case, dtype))[0], case, dtype)
 
 

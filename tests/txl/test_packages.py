@@ -1,4 +1,4 @@
-"""What runs with which packages: kernels with torch alone, the command with its dependencies."""
+"""Imports with missing packages: kernels need torch alone, the command its dependencies."""
 
 import re
 import subprocess

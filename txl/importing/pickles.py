@@ -135,13 +135,9 @@ class Unpickler(pickle._Unpickler):
         if isinstance(storage, Inert):  # not of torch.save, but of a plain pickle
             return storage
         shaped = type(size) is type(stride) is tuple and len(size) == len(stride) <= _MAX_DIMS
-        if (
-            type(storage) is not Tensor
-            or not shaped
-            or not all(
-                type(n) is int and 0 <= n < 2**63 for n in (offset, *size, *stride)
-            )  # so that products are short
-        ):
+        numbers = (offset, *size, *stride) if shaped else (None,)
+        plain = all(type(n) is int and 0 <= n < 2**63 for n in numbers)  # 63 bits, so that their product is short
+        if type(storage) is not Tensor or not plain:
             raise pickle.UnpicklingError("a tensor of no known form")
         count, held = math.prod(size), storage.untyped_storage().nbytes() // storage.itemsize
         self._spend(count * storage.itemsize)

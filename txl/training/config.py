@@ -50,7 +50,7 @@ class TrainConfig:
         eval_tokens: tokens of the validation split scored at each validation; None for all.
         save_every: updates between checkpoints; one is also written at validations and on Ctrl-C.
         precision: "fp32"; "bf16", by torch.autocast; "auto": see `txl.precision.resolved`.
-            `txl train` stores the precision that it resolves "auto" to.
+            `Trainer` stores the precision that it resolves "auto" to.
         compile: compile the layers with torch.compile. recompute: recompute each layer's
             activations in backward (activation checkpointing) to save memory.
     """

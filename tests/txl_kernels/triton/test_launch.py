@@ -42,7 +42,7 @@ def both_ways(length: int = 70, width: int = 64, memory_len: int = 40, bounds: b
 
 @pytest.mark.parametrize("bounds", [False, True])
 def test_kernels_of_a_call(bounds: bool, launched: list[Any]) -> None:
-    """Who sees what is found once, by backward alone, and only where there are bounds."""
+    """The visible intervals are computed once, by backward alone, where bounds are given."""
     for _ in range(2):
         both_ways(bounds=bounds)
     kernels = [*KERNELS[:1], *["reach_kernel"] * bounds, *KERNELS[1:]]

@@ -162,7 +162,7 @@ def test_deterministic_algorithms_take_no_atomics() -> None:
 @pytest.mark.parametrize("wanted", [1, 1000])
 @pytest.mark.parametrize("width", [16, 41])
 def test_sums_that_finish_backward(width: int, wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of more parts than one tile holds, in one share or several; rows of dr that no query uses lie
+    """Sums of more parts than one tile holds, in one share or several, with unused rows of dr
     around those in use."""
     from txl_kernels.backends.triton import passes
 

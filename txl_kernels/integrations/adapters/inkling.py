@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from txl_kernels.integrations.adapters.inkling_masks import Keys, Seen, distances_of, keys_of, mask_of, without_pairs
-from txl_kernels.integrations.adapters.transformers import DISTRIBUTION, MODELS, interface_bounds, own_way
+from txl_kernels.integrations.adapters.transformers import (
+    DISTRIBUTION,
+    MODELS,
+    implementation_of,
+    interface_bounds,
+    own_way,
+)
 from txl_kernels.integrations.attention import ALL, Bounds, Window, attend, holds, merge_heads, narrower, once
 from txl_kernels.integrations.peer import Accelerated, Peer
 
@@ -42,7 +48,7 @@ class TextModel(Accelerated):
     def _needs_pairs(self: Any, kwargs: dict[str, Any]) -> bool:
         """Whether an original layer may answer, which needs masks and distances of all pairs."""
         text = getattr(self, "language_model", self)
-        implementation = getattr(text.config, "_attn_implementation", None)
+        implementation = implementation_of(text)
         weight = text.norm.weight
         return (
             implementation not in IMPLEMENTATIONS
@@ -68,7 +74,7 @@ class Attention(Accelerated):
             return "queries beyond the keys of their cache"
         if isinstance(mask, Seen):
             return (mask.start, mask.end), True
-        implementation, window = getattr(self.config, "_attn_implementation", None), self.sliding_window
+        implementation, window = implementation_of(self), self.sliding_window
         if mask is None:
             # SDPA's own mask is causal from the first key, and knows no window.
             known = implementation == "sdpa" and kwargs.get("is_causal", self.is_causal) and length > 1

@@ -12,7 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from txl_kernels.integrations.adapters.shared_bias import SharesBias, all_pairs
-from txl_kernels.integrations.adapters.transformers import attentions_wanted, interface_bounds, own_way
+from txl_kernels.integrations.adapters.transformers import (
+    attentions_wanted,
+    implementation_of,
+    interface_bounds,
+    own_way,
+)
 from txl_kernels.integrations.attention import Bounds, attend, blocked_bounds, merge_heads, narrower, once
 from txl_kernels.integrations.peer import Accelerated, Peer
 from txl_kernels.positions import t5_bucket_numbers
@@ -34,7 +39,7 @@ class Buckets(Accelerated):
         return why
 
     def implementation(self: Any) -> str:
-        return getattr(self.config, "_attn_implementation", None) or "eager"
+        return implementation_of(self) or "eager"
 
     def dropout_now(self: Any) -> float:
         return float(self.dropout) if self.training else 0.0

@@ -51,11 +51,17 @@ def attentions_wanted(module: Any, kwargs: dict[str, Any]) -> bool:
 IMPLEMENTATIONS = (None, "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 
 
+def implementation_of(module: Any) -> str | None:
+    """Return the name of the attention function in the module's configuration, or None."""
+    name: str | None = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    return name
+
+
 def own_way(module: Any, kwargs: dict[str, Any]) -> str | None:
     """Return the reason why the original must answer a call, whatever its tensors are, or None."""
     if attentions_wanted(module, kwargs) and module.setting("weights") == "fallback":
         return "attention weights asked for"
-    implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    implementation = implementation_of(module)
     return None if implementation in IMPLEMENTATIONS else f"an attention function of one's own, {implementation!r}"
 
 
@@ -98,8 +104,11 @@ class HFConformer(Accelerated):
             given["relative_position_embeddings"] = relative_position_embeddings
         dropout_p = float(self.dropout.p) if self.training else 0.0
         why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
-        eager = getattr(getattr(self, "config", None), "_attn_implementation", None) == "eager"
-        if eager and isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.bool:
+        if (
+            implementation_of(self) == "eager"
+            and isinstance(attention_mask, Tensor)
+            and attention_mask.dtype == torch.bool
+        ):
             why = why or "a bool mask, which eager attention adds to scores"
         bounds = interface_bounds(why, attention_mask)
         if isinstance(bounds, str):
