@@ -13,156 +13,87 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from txl_kernels import backends
-from txl_kernels.backends import KERNELS, cuda, triton
+from txl_kernels import backends, functional
+from txl_kernels.backends import KERNELS, cuda, self_check, triton
 from txl_kernels.backends.failures import is_lost
-from txl_kernels.backends.self_check import MAX_ERROR
-from txl_kernels.call import Call
-from txl_kernels.checks import broadcast_sink, span
-from txl_kernels.composed import of_all_heads
-from txl_kernels.functional import rel_attention
+from txl_kernels.backends.self_check import MAX_ERROR, Cotangents, Kind
+from txl_kernels.call import Call, inputs_of
 
 WIDTHS = (16, 32, 40, 41, 64, 80, 128, 256)
-OPTIONS: dict[str, dict[str, Any]] = {
-    "dropout": {"dropout_p": 0.2},
-    "start and end": {"bounds": True},
-    "window": {"window": 33},
-    "window to both sides": {"window": (40, 5), "causal": False},
-    "bidirectional": {"causal": False},
-    "softcap": {"softcap": 5.0},
-    "bias instead of r": {"r_bias": True},
-    "Inkling's terms": {"inkling": True},
-    "rows that fill the device": {"rows": 264},
+# By name, fields of the kind and fields of the call that differ from the small case's.
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dropout": ({"dropout": True}, {}),
+    "start and end": ({"start": True, "end": True}, {}),
+    "window": ({}, {"left": 32}),
+    "window to both sides": ({}, {"left": 40, "right": 5, "zero_row": 5}),
+    "softcap": ({"softcap": True}, {}),
+    "bias instead of r": ({"r": False, "r_bias": True}, {}),
+    "Inkling's terms": ({"position_width": 16, "zero_outside": True, "grouped": True, "sink": True}, {}),
+    "rows that fill the device": ({}, {}),
 }
 _WIDEST_LINE = 75  # characters of a line's description of its call
 
 
-class Kind(NamedTuple):
-    """A kind of call: dtype, head width D, decode or prefill, with gradients or not, an option of
-    OPTIONS, compiled or not."""
+class Trial(NamedTuple):
+    """A call to make: its kind, an option of OPTIONS, and whether it is compiled."""
 
-    dtype: torch.dtype
-    D: int
-    decode: bool
-    gradients: bool
+    kind: Kind
     option: str = ""
     compiled: bool = False
 
     def __str__(self) -> str:
+        kind = self.kind
         extra = "".join(f", {x}" for x in (self.option, "torch.compile" if self.compiled else "") if x)
-        direction = "forward and backward" if self.gradients else "forward"
-        return f"{_short(self.dtype)}, D {self.D}, {self.length} queries, {direction}{extra}"
+        direction = "forward and backward" if kind.gradients else "forward"
+        length = self.case().q.size(2)
+        return f"{str(kind.dtype).removeprefix('torch.')}, D {kind.head_width}, {length} queries, {direction}{extra}"
 
-    @property
-    def length(self) -> int:
-        return 3 if self.decode else 70
-
-    @property
-    def memory(self) -> int:
-        return 150 if self.decode else 90
+    def case(self) -> Call:
+        """Return the call in float64 on the CPU."""
+        _, fields = OPTIONS.get(self.option, ({}, {}))
+        return self_check.case_of(self.kind, fills=self.option == "rows that fill the device")._replace(**fields)
 
 
-def kinds(device: torch.device) -> Iterator[Kind]:
-    """Yield the kinds of calls to make. Narrow heads come last: compilers for Hopper have been
-    reported to lose the CUDA context with them, which ends the run."""
+def trials(device: torch.device) -> Iterator[Trial]:
+    """Yield the calls to make. Narrow heads come last: compilers for Hopper have been reported to
+    lose the CUDA context with them, which ends the run."""
+
+    def trial(dtype: torch.dtype, width: int, decode: bool, gradients: bool, option: str = "") -> Trial:
+        fields, _ = OPTIONS.get(option, ({}, {}))
+        return Trial(Kind("", device, dtype, width, decode, gradients, **fields), option)
+
+    def of_widths(widths: Sequence[int]) -> Iterator[Trial]:
+        for width in widths:
+            yield trial(half, width, decode=True, gradients=False)
+            yield trial(half, width, decode=False, gradients=False)
+            yield trial(half, width, decode=False, gradients=True)
+
     half = torch.bfloat16
-    yield from _of_widths(WIDTHS[2:])
+    yield from of_widths(WIDTHS[2:])
     for dtype in (torch.float32, torch.float16):
         for width in (41, 64, 128):
-            yield Kind(dtype, width, decode=True, gradients=False)
-            yield Kind(dtype, width, decode=False, gradients=True)
-    yield Kind(half, 64, decode=True, gradients=True)
+            yield trial(dtype, width, decode=True, gradients=False)
+            yield trial(dtype, width, decode=False, gradients=True)
+    yield trial(half, 64, decode=True, gradients=True)
     for option in OPTIONS:
-        yield Kind(half, 64, decode=True, gradients=False, option=option)
-        yield Kind(half, 64, decode=False, gradients=True, option=option)
+        yield trial(half, 64, decode=True, gradients=False, option=option)
+        yield trial(half, 64, decode=False, gradients=True, option=option)
     if device.type == "cuda":  # on a CPU torch.compile takes longer than all other calls
-        yield Kind(half, 64, decode=False, gradients=True, compiled=True)
-    yield from _of_widths(WIDTHS[:2])
+        yield trial(half, 64, decode=False, gradients=True)._replace(compiled=True)
+    yield from of_widths(WIDTHS[:2])
 
 
-def _of_widths(widths: Sequence[int]) -> Iterator[Kind]:
-    for width in widths:
-        yield Kind(torch.bfloat16, width, decode=True, gradients=False)
-        yield Kind(torch.bfloat16, width, decode=False, gradients=False)
-        yield Kind(torch.bfloat16, width, decode=False, gradients=True)
-
-
-def arguments(kind: Kind) -> dict[str, Any]:
-    """Return arguments of `rel_attention` on the CPU, in float64 with values that the kind's dtype
-    can represent."""
-    options = dict(OPTIONS.get(kind.option, {}))
-    rows, length, memory, width = options.pop("rows", 4), kind.length, kind.memory, kind.D
-    generator = torch.Generator("cpu").manual_seed(0)
-
-    def values(*shape: int) -> Tensor:
-        drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
-        return drawn.to(kind.dtype).double().requires_grad_(kind.gradients)
-
-    zero_row = 0 if options.get("causal", True) else length - 1
-    given: dict[str, Any] = {name: values(rows // 2, 2, length, width) for name in "qkv"}
-    given |= {"memory": tuple(values(rows // 2, 2, memory, width) for _ in range(2)), "zero_row": zero_row}
-    given |= {"r": values(2, zero_row + memory + length, width), "content_bias": values(2, width)}
-    given["position_bias"] = values(2, width)
-    if options.pop("inkling", False):  # one head of keys and values, a short table, position queries of width 16, sinks
-        given |= {name: values(rows // 2, 1, length, width) for name in "kv"}
-        given |= {"memory": tuple(values(rows // 2, 1, memory, width) for _ in range(2)), "r": values(1, 60, 16)}
-        given |= {"q_pos": values(rows // 2, 2, length, 16), "position_bias": None, "position_scale": 1.0}
-        given |= {"outside": "zero", "sink": values(2)}
-    if options.pop("r_bias", False):
-        given |= {"r_bias": values(2, zero_row + memory + length), "r": None, "position_bias": None}
-    if options.pop("bounds", False):
-        at = memory + torch.arange(length, dtype=torch.int32, device="cpu").expand(rows // 2, length)
-        given |= {"start": (at - 37).contiguous(), "end": (at + 1).contiguous()}
-    if "dropout_p" in options:
-        given["dropout_seed"] = torch.tensor([1234], dtype=torch.int64, device="cpu")
-    return given | options
-
-
-def moved(given: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """Return copies of tensors on a device, floating-point tensors in `dtype`, as leaves of a new
-    graph; other values unchanged."""
-    if isinstance(given, tuple) and all(isinstance(x, Tensor) for x in given):
-        return tuple(moved(x, device, dtype) for x in given)
-    if not isinstance(given, Tensor):
-        return given
-    x = given.detach().to(device, dtype if given.is_floating_point() else given.dtype, copy=True)
-    return x.requires_grad_(given.requires_grad)
-
-
-def results(given: dict[str, Any], backend: str | None, attention: Callable[..., Any] = rel_attention) -> list[Tensor]:
-    """Return out, lse and, if inputs require them, gradients."""
-    out, lse = attention(**given, return_lse=True, backend=backend)
-    leaves = [x for value in given.values() for x in (value if isinstance(value, tuple) else (value,))]
-    leaves = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
-    if not leaves:
-        return [out, lse]
-    at = torch.arange(out.numel(), dtype=torch.float64, device="cpu").view(out.shape)
-    return [out.detach(), lse.detach(), *torch.autograd.grad(out, leaves, at.cos().to(out))]
-
-
-def call_of(given: dict[str, Any]) -> Call:
-    """Return the call that `rel_attention` makes of such arguments."""
-    q, q_pos, heads = given["q"], given.get("q_pos"), given["q"].size(1)
-    scale = q.size(3) ** -0.5
-    u, w = (
-        of.new_zeros(heads, of.size(3)) if given[name] is None else given[name]
-        for name, of in (("content_bias", q), ("position_bias", q if q_pos is None else q_pos))
-    )
-    left, right = span(given.get("causal", True), given.get("window"))
-    k_mem, v_mem = given["memory"]
-    return Call(
-        q, given["k"], given["v"], of_all_heads(given["r"], heads), u, w, k_mem, v_mem, given.get("r_bias"), q_pos,
-        broadcast_sink(given.get("sink"), q), given.get("start"), given.get("end"), given.get("dropout_seed"), left, right,
-        given["zero_row"], scale, given.get("dropout_p", 0.0), given.get("softcap", 0.0),
-        given.get("position_scale", scale), given.get("outside") == "zero",
-    )  # fmt: skip
-
-
-def error_of(got: list[Tensor], want: list[Tensor]) -> float:
-    """Return the largest relative error of the results: the norm of a difference over the norm of
-    the wanted tensor."""
-    pairs = zip(got, want, strict=True)
-    return max(float((x.cpu().double() - y).norm() / y.norm()) if y.any() else float(x.any()) for x, y in pairs)
+def _run(trial: Trial, backend: str | None, call: Call, cotangents: Cotangents) -> list[Tensor | None]:
+    """Return out, lse and, if the kind has gradients, the gradients, as `rel_attention` computes
+    them."""
+    attend = torch.compile(functional.run) if trial.compiled else functional.run
+    leaves = [x.requires_grad_(trial.kind.gradients) for x in inputs_of(call) if x is not None]
+    out, lse = attend(call, backend, True)
+    results = [out.detach(), lse.detach()]
+    if trial.kind.gradients:
+        given = [dx.to(x) for x, dx in zip((out, lse), cotangents, strict=True) if dx is not None]
+        results += torch.autograd.grad([out, lse], leaves, given, allow_unused=True)
+    return results
 
 
 class Check:
@@ -174,58 +105,58 @@ class Check:
         self.notes: dict[str, None] = {}  # texts of warnings, as an ordered set
         self.count = 0
 
-    def run(self, wanted: Iterator[Kind]) -> bool:
-        """Make a call of each kind; return whether all results were right."""
-        for kind in wanted:
-            exact = arguments(kind)
-            want = results(exact, "reference")
-            given = moved_all(exact, self.device, kind.dtype)
-            chosen = self._try(kind, given, None, want)
+    def run(self, wanted: Iterator[Trial]) -> bool:
+        """Make the calls; return whether all results were right."""
+        for trial in wanted:
+            chosen = self._try(trial, None)
             for name in (cuda.NAME, triton.NAME):
-                if name != chosen and self._fits(name, kind, given):
-                    self._try(kind, given, name, want)
+                if name != chosen and not trial.compiled and self._supports(name, trial):
+                    self._try(trial, name)
             if is_lost(self.device):
                 self.failures.append("the CUDA context is lost: nothing after it was run")
                 break
         return not self.failures
 
-    def _fits(self, name: str, kind: Kind, given: dict[str, Any]) -> bool:
+    def _supports(self, name: str, trial: Trial) -> bool:
         """Whether a backend supports a call for which backend=None chose another."""
-        kernels = KERNELS[name]
-        fits = kernels.why_not_tensors(self.device, kind.dtype, kind.D) is None and not kind.compiled
-        return fits and kernels.why_not_call(call_of(given)) is None
+        kernels, kind = KERNELS[name], trial.kind
+        if kernels.why_not_tensors(self.device, kind.dtype, kind.head_width) is not None:
+            return False
+        return kernels.why_not_call(self_check.on_device(trial.case(), kind)) is None
 
-    def _try(self, kind: Kind, given: dict[str, Any], name: str | None, want: list[Tensor]) -> str:
+    def _try(self, trial: Trial, name: str | None) -> str:
         """Make one call and print its line; return the name of the backend that ran it."""
-        begun, chosen = time.perf_counter(), name or "?"
-        attention = torch.compile(rel_attention) if kind.compiled else rel_attention
+        begun, seconds, chosen, limit = time.perf_counter(), 0.0, name or "?", MAX_ERROR[trial.kind.dtype]
+
+        def run(call: Call, cotangents: Cotangents) -> list[Tensor | None]:
+            nonlocal begun, seconds, chosen
+            begun = time.perf_counter()
+            results = _run(trial, name, call, cotangents)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            seconds = time.perf_counter() - begun
+            chosen = name or backends.choose(None, call)
+            return results
+
         self.count += 1
         try:
             with warnings.catch_warnings(record=True) as told:
                 warnings.simplefilter("always")
-                got = results(given, name, attention)
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize(self.device)
-                seconds = time.perf_counter() - begun
-                chosen = name or backends.choose(None, call_of(given))
+                errors = self_check.errors_of(trial.kind, trial.case(), run)
             self.notes |= dict.fromkeys(str(x.message) for x in told)
-            error = error_of(got, want)
-            right = error <= MAX_ERROR[kind.dtype]  # False if error is NaN
-            ending = f"{chosen:<9} {seconds:8.3f} s  error {error:.1e}{'' if right else '  WRONG'}"
-            if not right:
-                self.failures.append(f"{kind}: {chosen} is off by {error:.2g}, {MAX_ERROR[kind.dtype]:.2g} is allowed")
+            wrong = {what: error for what, error in errors.items() if not error <= limit}
+            ending = f"{seconds:8.3f} s  error {max(errors.values()):.1e}{'  WRONG' if wrong else ''}"
+            self.failures += [
+                f"{trial}: {chosen}'s {what} is off by {error:.2g} of its norm, {limit:.2g} is allowed"
+                for what, error in wrong.items()
+            ]
         except Exception as raised:
-            seconds = time.perf_counter() - begun
-            ending = f"{chosen:<9} {seconds:8.3f} s  RAISED {type(raised).__name__}"
+            ending = f"{time.perf_counter() - begun:8.3f} s  RAISED {type(raised).__name__}"
             self.failures.append(
-                f"{kind}, backend={name!r}:\n{''.join(traceback.format_exception(raised)[-4:])}".rstrip()
+                f"{trial}, backend={name!r}:\n{''.join(traceback.format_exception(raised)[-4:])}".rstrip()
             )
-        self.say(f"{kind!s:<{_WIDEST_LINE}} {ending}")
+        self.say(f"{trial!s:<{_WIDEST_LINE}} {chosen:<9} {ending}")
         return chosen
-
-
-def moved_all(given: dict[str, Any], device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    return {name: moved(x, device, dtype) for name, x in given.items()}
 
 
 def check(device: torch.device, say: Callable[[str], None] = print, widths: Sequence[int] = WIDTHS) -> int:
@@ -233,7 +164,7 @@ def check(device: torch.device, say: Callable[[str], None] = print, widths: Sequ
     call was right and no backend was left out, else 1."""
     begun, run = time.perf_counter(), Check(device, say)
     say(f"\ncalls on {device}:")
-    run.run(x for x in kinds(device) if x.D in widths)
+    run.run(x for x in trials(device) if x.kind.head_width in widths)
     left_out = [x for x in run.notes if "is left out" in x]
     for note in run.notes:
         say(f"\nwarning: {note}")
@@ -244,7 +175,3 @@ def check(device: torch.device, say: Callable[[str], None] = print, widths: Sequ
         f"{', '.join(KERNELS)} {len(left_out)} left out. To report it, paste all of this into an issue."
     )
     return 1 if run.failures or left_out else 0
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

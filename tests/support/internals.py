@@ -27,12 +27,7 @@ FAST_FORWARD = Internal(operators, "_forward")
 IMPORT = Internal(native_modules, "_import")
 INSTALLED = Internal(native_modules, "_installed")
 # Of the first call's check.
-MACHINE = Internal(self_check, "_machine")
-SOURCES = Internal(self_check, "_sources")
 COMPARED = Internal(self_check, "_compared")
-NOTE_OF = Internal(self_check, "_note_of")
-IS_SAID = Internal(self_check, "_is_said")
-TO_DEVICE = Internal(self_check, "_to_device")
 # Of products by oneDNN.
 ONEDNN = Internal(linear, "_onednn")
 ONEDNN_SHAPES = Internal(linear, "_shapes")

@@ -81,7 +81,7 @@ def choose(backend: str | None, call: Call, prepared: Prepared | None = None) ->
 
 def _choose(backend: str | None, call: Call) -> str:
     if backend is None:
-        return _first_that_runs(call.q.device, call.q.dtype, call.q.shape[-1], call)
+        return _first_that_runs(call)
     chosen = BACKENDS[backend]
     reason = chosen.why_not_tensors(call.q.device, call.q.dtype, call.q.shape[-1]) or chosen.why_not_call(call)
     reason = reason or why_not_kind(backend, call)
@@ -96,42 +96,30 @@ def choose_unasked(
     """Return the backend that backend=None chooses for decode (at most 16 queries) or prefill, with
     or without gradients. On a GPU the first choice for a kind of call runs the backend's
     self-check, which compiles kernels."""
-    return _first_that_runs(device, dtype, head_width, None, decode, gradients)
+    kind = self_check.Kind("", device, dtype, head_width, decode, gradients)
+    call = self_check.on_device(self_check.case_of(kind), kind)
+    call.q.requires_grad_(gradients)
+    with torch.set_grad_enabled(gradients):
+        return _first_that_runs(call)
 
 
-def _first_that_runs(
-    device: torch.device,
-    dtype: torch.dtype,
-    head_width: int,
-    call: Call | None,
-    decode: bool = False,
-    gradients: bool = True,
-) -> str:
-    """Return the first backend that runs such a call; the last one runs any. Warn once if a faster
-    one is left out, with the reason."""
+def _first_that_runs(call: Call) -> str:
+    """Return the first backend that runs a call; the last one runs any. Warn once if a faster one
+    is left out, with the reason."""
     left_out = None
     for name, backend in BACKENDS.items():
-        if backend.why_not_tensors(device, dtype, head_width) is not None:
+        if backend.why_not_tensors(call.q.device, call.q.dtype, call.q.shape[-1]) is not None:
             continue
-        if name == cuda.NAME:
-            kind = (device, dtype, head_width, decode, gradients)
-            if not (cuda.takes_kind(*kind) if call is None else cuda.is_preferred(call)):
-                continue
-        elif call is not None and backend.why_not_call(call) is not None:
+        if not (cuda.is_preferred(call) if name == cuda.NAME else backend.why_not_call(call) is None):
             continue
-        if call is not None:
-            reason = why_not_kind(name, call)
-        elif name in KERNELS and self_check.concerns(device):
-            reason = _why_not(False, name, device, dtype, head_width, decode, gradients)
-        else:
-            reason = None
+        reason = why_not_kind(name, call)
         if reason is None:
             break
         left_out = f"backend={name!r} is left out: {reason}"
-    if left_out is None and name == reference.NAME and call is not None:
+    if left_out is None and name == reference.NAME:
         left_out = _why_not_kernels(call)
     if left_out is not None:
-        _warn(device.type, name, left_out)
+        _warn(call.q.device.type, name, left_out)
     return name
 
 

@@ -3,28 +3,25 @@ which is compared with the reference.
 
 On a GPU on which the kernels were never tested, they could give wrong results silently, or raise.
 If the small case differs or raises, `backend=None` leaves the backend out with that reason, and a
-backend that is named raises it. That a kind agreed is stored on disk, under a hash of everything
-that decides what runs. TXL_KERNELS_SELF_CHECK=off disables the check.
+backend that is named raises it. Each process checks a kind once. TXL_KERNELS_SELF_CHECK=off
+disables the check.
 """
 
 import contextlib
 import functools
-import hashlib
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from txl_kernels.backends import cuda, reference, triton
+from txl_kernels.backends import cuda, reference
 from txl_kernels.backends.failures import is_transient, reason_of
 from txl_kernels.backends.protocol import Kernels
-from txl_kernels.backends.source_hash import hash_files
 from txl_kernels.call import INPUTS, Call, inputs_of, needs_gradients
 
 SETTING = "TXL_KERNELS_SELF_CHECK"
@@ -32,8 +29,8 @@ MAX_DECODE_QUERIES = cuda.MAX_DECODE_QUERIES
 # Relative to the norm of a result: ten times the usual error of the kernels; a faulty kernel gives
 # about 1. float32 may be computed in tf32.
 MAX_ERROR = {torch.float32: 1e-2, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-ROOT = Path(__file__).resolve().parents[1]
-DRIVER = Path("/proc/driver/nvidia/version")  # text with the version of NVIDIA's kernel driver
+QUIET = 2.0  # seconds of a check before a line of the log says what takes so long
+Cotangents = tuple[Tensor, Tensor | None]  # dout and dlse
 logger = logging.getLogger("txl_kernels")
 _T = TypeVar("_T")
 
@@ -65,7 +62,6 @@ class Kind(NamedTuple):
 
 _compared: dict[Kind, str | None] = {}
 _lock = threading.Lock()
-_is_said = False
 
 
 def kind_of(backend: str, call: Call, gradients: bool | None = None, decode: bool | None = None) -> Kind:
@@ -162,41 +158,32 @@ def _in_a_thread(function: Callable[..., _T], *args: Any) -> _T:
 
 
 def _find(kernels: Kernels, kind: Kind) -> str | None:
-    """Return the result of `why_not_trusted`, without storing it in this process. A kind that
-    agreed in an earlier process runs once more, because it may no longer compile."""
-    note = _note_of(kind)
-    is_known = note is not None and note.exists()
-    if not is_known:
-        _say_once(kind)
+    """Return the result of `why_not_trusted`, without storing it."""
     try:
-        if is_known:
-            _run(kernels, kind, _to_device(case_of(kind), kind), None)
-            return None
-        found = compare(kernels, kind)
+        with _saying_what_takes_long(kind):
+            found = compare(kernels, kind)
     except Exception as error:
         if is_transient(error, kind.device):
             raise
         logger.info("backend=%r is left out for %s", kind.backend, kind, exc_info=error)
         return reason_of(error)
-    if found is not None:
-        return f"{found}. {SETTING}=off runs it nevertheless"
-    if note is not None:
-        with contextlib.suppress(OSError):  # the next process compares again
-            note.parent.mkdir(parents=True, exist_ok=True)
-            note.touch()
-    return None
+    return None if found is None else f"{found}. {SETTING}=off runs it nevertheless"
 
 
-def _say_once(kind: Kind) -> None:
-    """Log one line for each process, before the first kernels are compiled."""
-    global _is_said
-    if kind.backend == triton.NAME and not _is_said:
-        _is_said = True
-        logger.warning(
-            "Triton compiles kernels for %s: usually 1 to 15 seconds for the first call of each dtype, head width and "
-            "direction on a machine, and well below a second in later processes, which find them in its cache",
-            kind.device,
-        )
+@contextlib.contextmanager
+def _saying_what_takes_long(kind: Kind) -> Iterator[None]:
+    """Log one line if the block takes longer than QUIET seconds, as where Triton compiles."""
+    text = (
+        "the first %s call of this dtype, head width and direction on %s compiles kernels: usually 1 to 15 seconds, and "
+        "well below a second in later processes, which find them in Triton's cache"
+    )
+    timer = threading.Timer(QUIET, logger.warning, (text, kind.backend, kind.device))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def compare(kernels: Kernels, kind: Kind) -> str | None:
@@ -207,60 +194,52 @@ def compare(kernels: Kernels, kind: Kind) -> str | None:
     fill the device without a split.
     """
     for fills in (False, True):
-        found = _compare(kernels, kind, case_of(kind, fills), with_dlse=not fills)
-        if found is not None:
-            return found
+        errors = errors_of(kind, case_of(kind, fills), functools.partial(_run, kernels, kind), with_dlse=not fills)
+        for name, error in errors.items():
+            if not error <= MAX_ERROR[kind.dtype]:
+                return (
+                    f"its {name} for a small case in {str(kind.dtype).removeprefix('torch.')} at head width "
+                    f"{kind.head_width} is off by {error:.2g} of its norm, where {MAX_ERROR[kind.dtype]:.2g} is allowed"
+                )
     return None
 
 
-def _given(call: Call) -> Iterator[tuple[str, Tensor]]:
-    """Yield names and tensors of the call's inputs that are not None."""
-    yield from ((name, x) for name, x in zip(INPUTS, inputs_of(call), strict=True) if x is not None)
+def errors_of(
+    kind: Kind, exact: Call, run: Callable[[Call, Cotangents], list[Tensor | None]], with_dlse: bool = True
+) -> dict[str, float]:
+    """Return the errors of out, lse and, if the kind has gradients, of the gradients of the inputs
+    that are not None: each the norm of the difference from the reference over the reference's norm.
 
-
-def _compare(kernels: Kernels, kind: Kind, exact: Call, with_dlse: bool) -> str | None:
-    call, given = _to_device(exact, kind), dict(_given(exact))
+    exact: a call in float64 on the CPU, as `case_of` returns.
+    run: returns these results for the call on the kind's device and in its dtype.
+    with_dlse: False if dlse is None.
+    """
+    given = {name: x for name, x in zip(INPUTS, inputs_of(exact), strict=True) if x is not None}
     grads: tuple[Tensor | None, ...] = ()
     with torch.enable_grad():
         leaves = [x.requires_grad_(kind.gradients) for x in given.values()]
         out, lse = reference.forward(exact)
-        dout, dlse = _cotangents(out, lse, with_dlse)
+        at = torch.arange(out.numel(), dtype=torch.float64, device="cpu")
+        dout, dlse = at.cos().view(out.shape), torch.ones_like(lse) if with_dlse else None
         if kind.gradients:
             outs, cotangents = ([out], [dout]) if dlse is None else ([out, lse], [dout, dlse])
             grads = torch.autograd.grad(outs, leaves, cotangents, allow_unused=True)
-    results = _run(kernels, kind, call, (dout, dlse))
+    results = run(on_device(exact, kind), (dout, dlse))
     names = ["out", "lse", *(f"gradient of {name}" for name in given)]
+    errors = {}
     for name, got, want in zip(names, results, (out.detach(), lse.detach(), *grads), strict=False):
-        if want is None:  # the gradient of a position bias without a table
-            continue
-        error = torch.inf if got is None else float((got.cpu().double() - want).norm() / want.norm())
-        if not error <= MAX_ERROR[kind.dtype]:
-            return (
-                f"its {name} for a small case in {str(kind.dtype).removeprefix('torch.')} at head width "
-                f"{kind.head_width} is off by {error:.2g} of its norm, where {MAX_ERROR[kind.dtype]:.2g} is allowed"
-            )
-    return None
+        if want is not None:  # None for the gradient of a position bias without a table
+            errors[name] = torch.inf if got is None else float((got.cpu().double() - want).norm() / want.norm())
+    return errors
 
 
-def _cotangents(out: Tensor, lse: Tensor, with_dlse: bool) -> tuple[Tensor, Tensor | None]:
-    """Return dout and dlse (or None), in float64 on the CPU."""
-    at = torch.arange(out.numel(), dtype=torch.float64, device="cpu")
-    return at.cos().view(out.shape), torch.ones_like(lse) if with_dlse else None
-
-
-def _run(
-    kernels: Kernels, kind: Kind, call: Call, cotangents: tuple[Tensor, Tensor | None] | None
-) -> list[Tensor | None]:
-    """Return out, lse and the gradients of the inputs that are not None.
-
-    cotangents: dout and dlse; None for any values.
-    """
+def _run(kernels: Kernels, kind: Kind, call: Call, cotangents: Cotangents) -> list[Tensor | None]:
     with torch.no_grad():
         out, lse = kernels.forward(call)
         results: list[Tensor | None] = [out, lse]
         if kind.gradients:
             assert lse is not None
-            dout, dlse = _cotangents(out, lse, True) if cotangents is None else cotangents
+            dout, dlse = cotangents
             grads = kernels.backward(call, out, lse, dout.to(out), None if dlse is None else dlse.to(lse))
             results += [dx for x, dx in zip(inputs_of(call), grads, strict=True) if x is not None]
         if kind.device.type == "cuda":
@@ -268,7 +247,7 @@ def _run(
     return results
 
 
-def _to_device(exact: Call, kind: Kind) -> Call:
+def on_device(exact: Call, kind: Kind) -> Call:
     def dtype(name: str, x: Tensor) -> torch.dtype:
         if name == "sink":
             return torch.float32
@@ -326,42 +305,3 @@ def _multiprocessors(device: torch.device) -> int:
     """Return the device's number of multiprocessors; on a CPU the number that Triton's interpreter
     assumes."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
-
-
-def _note_of(kind: Kind) -> Path | None:
-    """Return the path of the empty file whose existence says that a kind agreed; None if there is
-    no cache folder."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    if not os.path.isabs(home):
-        return None
-    key = repr((kind._replace(device=torch.device(kind.device.type)), _machine(kind.device), _sources()))
-    return Path(home, "txl-kernels", "self-check", hashlib.sha256(key.encode()).hexdigest()[:32])
-
-
-def _machine(device: torch.device) -> tuple[object, ...]:
-    """Return the device's name, compute capability and driver, and the versions of the
-    compilers."""
-    properties = torch.cuda.get_device_properties(device)
-    driver = ""
-    with contextlib.suppress(OSError):  # there is no such file under WSL
-        driver = DRIVER.read_text()
-    return (
-        properties.name,
-        properties.major,
-        properties.minor,
-        driver,
-        triton.why_not_loaded() or triton.version(),
-        torch.__version__,
-    )
-
-
-@functools.cache
-def _sources() -> str:
-    """Return a hash of the backends' Python code and of the compiled module's sources."""
-    module = cuda.native.module
-    return hash_files(ROOT, _files()) + ("" if module is None else str(module.SOURCE_HASH))
-
-
-def _files() -> Iterator[Path]:
-    yield from sorted((ROOT / "backends").rglob("*.py"))
-    yield ROOT / "call.py"

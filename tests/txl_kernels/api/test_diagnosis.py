@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from internals import COMPARED, MACHINE, NOTE_OF
+from internals import COMPARED
 
 import txl_kernels
 from txl_kernels import check_calls, diagnosis
 from txl_kernels.__main__ import main
 from txl_kernels.backends import cpu, self_check
+
+CPU = torch.device("cpu")
 
 
 def test_says_what_runs_here(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,16 +60,16 @@ def test_a_call_that_fails_is_told_and_the_others_still_run(monkeypatch: pytest.
         return (out + 1 if call.q.size(3) == 41 else out), lse
 
     monkeypatch.setattr(cpu, "forward", broken)
-    kinds = [check_calls.Kind(torch.float32, width, False, False) for width in (40, 41, 64)]
-    monkeypatch.setattr(check_calls, "kinds", lambda device: iter(kinds))
-    assert check_calls.check(torch.device("cpu"), lines.append) == 1
+    kinds = [self_check.Kind("", CPU, torch.float32, width, False, False) for width in (40, 41, 64)]
+    monkeypatch.setattr(check_calls, "trials", lambda device: map(check_calls.Trial, kinds))
+    assert check_calls.check(CPU, lines.append) == 1
     raised, wrong, right = [line for line in lines if " queries, " in line and "\n" not in line]
     assert "RAISED RuntimeError" in raised
     assert wrong.endswith("WRONG")
     assert re.search(r"native .*error \de-07$|native .*error \d\.\de-07$", right)
     text = "\n".join(lines)
     assert "RuntimeError: out of resource: shared memory" in text
-    assert "native is off by" in text
+    assert "native's out is off by" in text
     assert "3 calls in" in text
     assert "2 failed" in text
 
@@ -83,8 +85,6 @@ def test_only_some_head_widths(capsys: pytest.CaptureFixture[str]) -> None:
 def test_says_on_a_gpu_what_a_small_case_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that counts as one, where the kernels agree, raise, or memory is full."""
     monkeypatch.setattr(self_check, "can_run_now", lambda device: True)
-    MACHINE.replace(monkeypatch, lambda device: ("a GPU",))
-    NOTE_OF.replace(monkeypatch, lambda kind: None)
 
     def says(forward: Any) -> str:
         COMPARED.replace(monkeypatch, {})

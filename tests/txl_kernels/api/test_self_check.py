@@ -2,19 +2,17 @@
 
 import contextlib
 import errno
-import os
 import re
-import shutil
 import subprocess
+import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from cases import Case, as_call, as_fields, make_inputs
-from internals import COMPARED, IS_SAID, KNOWN_CALLS, SOURCES, TO_DEVICE, WARN_ONCE
+from internals import COMPARED, KNOWN_CALLS, WARN_ONCE
 from ptx_marks import RUNS_TRITONS_PTX
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -29,15 +27,13 @@ needs_native = pytest.mark.skipif(cpu.native.module is None, reason="needs the C
 
 
 @pytest.fixture
-def first_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a process, on a device that counts as a GPU."""
     monkeypatch.setattr(self_check, "can_run_now", lambda device: True)
     properties = SimpleNamespace(name="a GPU", major=9, minor=0, multi_processor_count=8)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     COMPARED.replace(monkeypatch, {})
     KNOWN_CALLS.replace(monkeypatch, {})
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    IS_SAID.replace(monkeypatch, False)
     WARN_ONCE.value.cache_clear()
 
 
@@ -109,22 +105,16 @@ def test_it_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_native
 @pytest.mark.usefixtures("first_call")
-def test_what_agreed_is_remembered_where_it_ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ran = []
-    monkeypatch.setattr(self_check, "compare", lambda kernels, kind: ran.append(kind))
-    call = as_fields(make_inputs(Case(""), torch.float32))
-
-    def choose_anew() -> int:
-        COMPARED.replace(monkeypatch, {})
-        backends.choose("native", call)
-        return len(ran)
-
-    assert [choose_anew(), choose_anew()] == [1, 1]
-    (tmp_path / "driver").write_text("another driver")
-    monkeypatch.setattr(self_check, "DRIVER", tmp_path / "driver")
-    assert choose_anew() == 2
-    SOURCES.replace(monkeypatch, lambda: "other code")
-    assert choose_anew() == 3
+@pytest.mark.parametrize("seconds", [0, 0.5])
+def test_a_check_that_takes_long_is_logged(
+    seconds: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(self_check, "QUIET", 0.1)
+    monkeypatch.setattr(self_check, "compare", lambda kernels, kind: time.sleep(seconds))
+    rel_attention(**as_call(make_inputs(Case(""), torch.float32)))
+    told = [x.getMessage() for x in caplog.records if x.name == "txl_kernels"]
+    assert len(told) == (seconds > 0)
+    assert all("the first native call of this dtype, head width and direction on cpu compiles" in x for x in told)
 
 
 def test_nothing_is_compared_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,19 +272,6 @@ def test_a_context_that_answers_nothing_is_lost(monkeypatch: pytest.MonkeyPatch)
     assert is_transient(error, gpu)
 
 
-@needs_native
-@pytest.mark.usefixtures("only_triton")
-def test_what_agreed_once_may_not_compile_today(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The home is shared, the compiler is not."""
-    inputs = make_inputs(Case(""), torch.float32)
-    rel_attention(**as_call(inputs))
-    COMPARED.replace(monkeypatch, {})
-    KNOWN_CALLS.value.clear()
-    monkeypatch.setattr(triton, "forward", raising(COMPILER))
-    with pytest.warns(RuntimeWarning, match="C compiler"):
-        rel_attention(**as_call(inputs))
-
-
 VARIANTS: dict[str, dict[str, Any]] = {
     "values of another width": {"value_width": 40}, "bias beside r": {"r_bias": True}, "start": {"start": True},
     "bias alone": {"r": False, "r_bias": True}, "end": {"end": True}, "dropout": {"dropout": True},
@@ -313,7 +290,7 @@ def test_every_variant_of_a_kernel_has_a_case(name: str) -> None:
     for decode in (False, True):
         kind = Kind("native", CPU, torch.float32, 24, decode, True, **VARIANTS[name])
         assert compare(cpu, kind) is None
-        call = TO_DEVICE.value(self_check.case_of(kind), kind)
+        call = self_check.on_device(self_check.case_of(kind), kind)
         assert self_check.kind_of("native", call, True) == kind
 
 
@@ -396,7 +373,6 @@ def test_the_callers_modes_have_no_part(monkeypatch: pytest.MonkeyPatch) -> None
     """Autocast, inference mode, transforms and a default device are the caller's."""
     inputs = as_call(make_inputs(Case(""), torch.float32))
     ran: list[Any] = []
-    notes = Path(os.environ["XDG_CACHE_HOME"], "txl-kernels")
     monkeypatch.setattr(self_check, "compare", lambda kernels, kind: ran.append(compare(kernels, kind)))
 
     def modes() -> list[contextlib.AbstractContextManager[Any]]:
@@ -405,12 +381,10 @@ def test_the_callers_modes_have_no_part(monkeypatch: pytest.MonkeyPatch) -> None
     for n, mode in enumerate(modes(), 1):
         COMPARED.value.clear()
         KNOWN_CALLS.value.clear()
-        shutil.rmtree(notes, ignore_errors=True)
         with mode:
             rel_attention(**inputs)
         assert ran == [None] * n
     KNOWN_CALLS.value.clear()
     COMPARED.value.clear()
-    shutil.rmtree(notes)
     torch.func.grad(lambda q: rel_attention(**inputs | {"q": q}).sum())(inputs["q"].detach())
     assert ran == [None] * 5
