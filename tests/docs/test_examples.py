@@ -63,7 +63,7 @@ for name in sys.argv[1:]:
 
 
 def test_without_their_extra_they_say_how_to_install_it() -> None:
-    names = ["hugging_face", "speech_encoder", "training_parity", "hour_of_audio", "inkling"]
+    names = ["hugging_face", "speech_encoder", "hour_of_audio", "inkling"]
     command = [sys.executable, "-c", WITHOUT_TRANSFORMERS, *(EXAMPLES / f"{name}.py" for name in names)]
     lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
     assert len(lines) == len(names), lines
@@ -131,12 +131,3 @@ def test_paper_tables(tmp_path: Path, capfd: pytest.CaptureFixture[str], table: 
     assert "shortest length within 0.1%" in done.stdout
     again = recorded(tmp_path, script, corpus.folder, runs)
     assert again[-2] == ["train", "--run", str(runs / calls[-1][1].rsplit("/", 1)[1]), "--resume"]
-
-
-def test_paper_systems(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The commands of the script, recorded by a command of the same name, run on smaller models."""
-    calls = recorded(tmp_path, "paper_systems.sh", words(tmp_path).folder, tmp_path / "runs", "0.0005")
-    assert len(calls) == 18
-    for call in calls:
-        done = in_process(capfd, *call, *(TINY if call[0] == "train" else ["--limit", "100"]))
-        assert done.returncode == 0, (call, done.stderr)
