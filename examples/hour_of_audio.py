@@ -27,11 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-try:
-    from transformers import ParakeetEncoder, ParakeetEncoderConfig
-except ImportError as error:
-    sys.exit(f'{error}: pip install "transformers>=5.23"')
+from transformers import ParakeetEncoder, ParakeetEncoderConfig
 
 from txl_kernels.integrations import accelerate
 

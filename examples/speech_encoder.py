@@ -5,17 +5,12 @@ pip install "transformers>=5.23"; python examples/speech_encoder.py
 """
 
 import inspect
-import sys
 import time
 from typing import Any
 
 import torch
 from torch import Tensor
-
-try:
-    from transformers import NemotronAsrStreamingEncoder, NemotronAsrStreamingEncoderConfig
-except ImportError as error:
-    sys.exit(f'{error}: pip install "transformers>=5.23"')
+from transformers import NemotronAsrStreamingEncoder, NemotronAsrStreamingEncoderConfig
 
 from txl_kernels.integrations import accelerate
 
