@@ -16,7 +16,7 @@ from pathlib import Path
 
 LIST = Path(__file__).parents[1] / "tests" / "integrations" / "peers.txt"
 WITH_DEPENDENCIES = "transformers"
-IN_PART = {"ray": ("ray/rllib/models/torch/modules/relative_multi_head_attention.py", ".dist-info/METADATA")}
+OF_RAY = ("ray/rllib/models/torch/modules/relative_multi_head_attention.py", ".dist-info/METADATA")
 
 
 def pip(*arguments: str) -> None:
@@ -29,14 +29,13 @@ def get(folder: Path) -> None:
     if (folder / WITH_DEPENDENCIES).is_dir():
         shutil.rmtree(folder)
     pip("install", "--target", str(folder), by_name.pop(WITH_DEPENDENCIES))
-    parts = {name: by_name.pop(name) for name in IN_PART}
+    ray = by_name.pop("ray")
     pip("install", "--target", str(folder), "--no-deps", *by_name.values())
-    for name, requirement in parts.items():
-        with tempfile.TemporaryDirectory() as wheels:
-            pip("download", "--no-deps", "--dest", wheels, requirement)
-            (wheel,) = Path(wheels).glob("*.whl")
-            with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(folder, [n for n in archive.namelist() if n.endswith(IN_PART[name])])
+    with tempfile.TemporaryDirectory() as wheels:
+        pip("download", "--no-deps", "--dest", wheels, ray)
+        (wheel,) = Path(wheels).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder, [name for name in archive.namelist() if name.endswith(OF_RAY)])
 
 
 if __name__ == "__main__":

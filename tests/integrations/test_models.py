@@ -2,6 +2,7 @@
 tokens or frames are real, and no call that falls back."""
 
 import functools
+import json
 import os
 import runpy
 import sys
@@ -233,9 +234,7 @@ def test_the_example_of_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert more == pytest.approx(example["needed"](6000), rel=0.15)
     assert example["needed"](45_000) == pytest.approx(241, abs=1)
     assert (tmp_path / "hour_of_audio.png").stat().st_size > 1_000
-    before = (tmp_path / "hour_of_audio.json").stat().st_mtime_ns
-    assert example["main"](tmp_path, minutes=(8,)) == found  # nothing is measured again
-    assert (tmp_path / "hour_of_audio.json").stat().st_mtime_ns == before
+    assert json.loads((tmp_path / "hour_of_audio.json").read_text()) == found
 
 
 @torch.no_grad()
