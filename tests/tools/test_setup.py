@@ -68,7 +68,6 @@ def test_a_compiler_that_does_not_compile(tmp_path: Path, cxx: str, why: str) ->
     done, note = build(tmp_path, cxx)
     assert done.returncode == 0, done.stderr
     assert "cmake with" not in done.stdout
-    assert note is not None
     assert note.startswith("txl_kernels was installed without its C++ kernels: ")
     assert why in note
     assert done.stderr.strip().endswith(f"WARNING: {note}")
