@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -type f)
 PARALLEL := -n auto
 
-.PHONY: help demo test affected test-slow test-interpreter test-integrations peers aot lint gpu-kit bench bench-compare report docs wheels clean
+.PHONY: help demo test test-slow test-interpreter test-integrations peers aot lint gpu-kit bench bench-compare report docs wheels clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | while IFS="$$(printf '\t')" read -r target what; do \
@@ -24,15 +24,6 @@ demo: $(VENV)/installed ## a small model trained on 2 cores, what memory and cac
 test: $(VENV)/installed ## every test that needs no GPU, but for slow proofs
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests -m "not slow and not triton and not peers and not gpu" $(PARALLEL)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/txl_kernels/triton -m triton --backends triton $(PARALLEL)
-
-# pytest ends with 5 where every test of the files belongs to another target.
-affected: $(VENV)/installed ## SINCE=main: only the tests that import what changed since a revision
-	@test -n "$(SINCE)" || { echo "usage: make affected SINCE=<revision>" >&2; exit 2; }
-	@tests=$$($(BIN)/python tools/affected.py "$(SINCE)") || exit 2; \
-	test -n "$$tests" || { echo "no test imports what changed since $(SINCE)"; exit 0; }; \
-	OMP_NUM_THREADS=1 $(BIN)/pytest $$tests -m "not slow and not triton and not peers and not gpu" $(PARALLEL) || test $$? = 5 || exit 1; \
-	case "$$tests" in tests|*tests/txl_kernels/triton/*) \
-		TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/txl_kernels/triton -m triton --backends triton $(PARALLEL);; esac
 
 test-slow: $(VENV)/installed ## slow proofs: GPU code on a CPU, planted faults, thread sanitizer
 	PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/pytest tests -m slow -p proofs $(PARALLEL)

@@ -9,7 +9,7 @@ own, is first compared with the original on a few frames, and gives the median o
 (one if it is over 10 s) and the process' peak memory. The encoder's 24 layers are 24 of these, so
 their time is extrapolated; only one layer's work is in memory at a time. The subsampling before the
 layers runs in pieces, as at once it takes more memory than they do. Writes hour_of_audio.json and
-hour_of_audio.png to the folder of --out; cases that hour_of_audio.json has are not measured again.
+hour_of_audio.png to the folder of --out.
 """
 
 import argparse
@@ -27,11 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-try:
-    from transformers import ParakeetEncoder, ParakeetEncoderConfig
-except ImportError as error:
-    sys.exit(f'{error}: pip install "transformers>=5.23"')
+from transformers import ParakeetEncoder, ParakeetEncoderConfig
 
 from txl_kernels.integrations import accelerate
 
@@ -164,22 +160,18 @@ def draw(found: Found, minutes: Sequence[float], path: Path) -> None:
 
 
 def main(out: Path, minutes: Sequence[float] = (5, 10, 30, 60)) -> Found:
-    record = out / "hour_of_audio.json"
-    found: Found = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
-    found = {way: found.get(way, {}) for way in WAYS}
+    found: Found = {way: {} for way in WAYS}
     for m in minutes:
         for way in WAYS:
             if way == "original" and not fits(m):
                 print(f"{m:g} minutes, original: would need {needed(round(m * FRAMES)):.0f} GiB", flush=True)
                 continue
-            if f"{m:g}" not in found[way]:
-                command = [sys.executable, __file__, "--case", way, "--minutes", f"{m:g}"]
-                done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-                if done.returncode:
-                    sys.exit(f"{m:g} minutes, {way}: exit status {done.returncode} (-9: the memory was not enough)")
-                found[way][f"{m:g}"] = json.loads(done.stdout.splitlines()[-1])
-                record.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-            x = found[way][f"{m:g}"]
+            command = [sys.executable, __file__, "--case", way, "--minutes", f"{m:g}"]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+            if done.returncode:
+                sys.exit(f"{m:g} minutes, {way}: exit status {done.returncode} (-9: the memory was not enough)")
+            x = found[way][f"{m:g}"] = json.loads(done.stdout.splitlines()[-1])
+            (out / "hour_of_audio.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
             layers = f" ({LAYERS} layers: {LAYERS * x['seconds'] / 60:.2g} minutes)" if way != "subsampling" else ""
             print(f"{m:g} minutes, {way}: {x['seconds']:.3g} s{layers}, {x['gib']:.3g} GiB", flush=True)
     draw(found, minutes, out / "hour_of_audio.png")

@@ -22,11 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-try:
-    from transformers import Inkling2TextConfig, Inkling2TextModel
-except ImportError as error:
-    sys.exit(f'{error}: pip install "transformers>=5.24"')
+from transformers import Inkling2TextConfig, Inkling2TextModel
 
 from txl_kernels.integrations import accelerate
 

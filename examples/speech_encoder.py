@@ -1,27 +1,18 @@
 """A streaming speech encoder of another library, accelerated in one line: transformers' Nemotron,
 with random weights, offline and in chunks of its key/value cache.
 
-pip install "transformers>=5.23"; python examples/speech_encoder.py
+pip install "transformers>=5.24"; python examples/speech_encoder.py
 """
 
-import inspect
-import sys
 import time
 from typing import Any
 
 import torch
 from torch import Tensor
-
-try:
-    from transformers import NemotronAsrStreamingEncoder, NemotronAsrStreamingEncoderConfig
-except ImportError as error:
-    sys.exit(f'{error}: pip install "transformers>=5.23"')
+from transformers import NemotronAsrStreamingEncoder, NemotronAsrStreamingEncoderConfig
 
 from txl_kernels.integrations import accelerate
 
-CACHE = "past_key_values"  # as transformers 5.23 calls it; since 5.24 it is the "cache"
-if "cache" in inspect.signature(NemotronAsrStreamingEncoder.forward).parameters:
-    CACHE = "cache"
 STRIDE = 8  # input frames of an encoder's frame
 
 
@@ -32,11 +23,11 @@ def stream(encoder: Any, features: Tensor, chunk: int) -> tuple[Tensor, float]:
     while first < features.size(1):
         began = time.perf_counter()
         result = encoder(
-            features[:, first : first + size], **{CACHE: past}, padding_cache=padding, use_cache=True,
+            features[:, first : first + size], cache=past, padding_cache=padding, use_cache=True,
             num_lookahead_tokens=chunk - 1,
         )  # fmt: skip
         times.append(time.perf_counter() - began)
-        past, padding = getattr(result, CACHE), result.padding_cache
+        past, padding = result.cache, result.padding_cache
         outs.append(result.last_hidden_state)
         first, size = first + size, chunk * STRIDE
     return torch.cat(outs, 1), sorted(times)[len(times) // 2]

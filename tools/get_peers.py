@@ -15,9 +15,8 @@ import zipfile
 from pathlib import Path
 
 LIST = Path(__file__).parents[1] / "tests" / "integrations" / "peers.txt"
-PEERS_OF = "PEERS"  # environment variable with the folder's path
 WITH_DEPENDENCIES = "transformers"
-IN_PART = {"ray": ("ray/rllib/models/torch/modules/relative_multi_head_attention.py", ".dist-info/METADATA")}
+OF_RAY = ("ray/rllib/models/torch/modules/relative_multi_head_attention.py", ".dist-info/METADATA")
 
 
 def pip(*arguments: str) -> None:
@@ -30,33 +29,13 @@ def get(folder: Path) -> None:
     if (folder / WITH_DEPENDENCIES).is_dir():
         shutil.rmtree(folder)
     pip("install", "--target", str(folder), by_name.pop(WITH_DEPENDENCIES))
-    parts = {name: by_name.pop(name) for name in IN_PART}
+    ray = by_name.pop("ray")
     pip("install", "--target", str(folder), "--no-deps", *by_name.values())
-    for name, requirement in parts.items():
-        _extract(folder, name, requirement)
-
-
-def fetch(folder: Path, name: str, version: str | None) -> str:
-    """Install one library without its dependencies, the newest release if version is None; return
-    the installed version."""
-    requirement = name if version is None else f"{name}=={version}"
-    folder.mkdir()
-    if name in IN_PART:
-        _extract(folder, name, requirement)
-    else:
-        pip("install", "--target", str(folder), "--no-deps", requirement)
-    (metadata,) = folder.glob("*.dist-info/METADATA")
-    lines = metadata.read_text(encoding="utf-8").splitlines()
-    return next(line.removeprefix("Version: ") for line in lines if line.startswith("Version: "))
-
-
-def _extract(folder: Path, name: str, requirement: str) -> None:
-    """Extract the part of a wheel that IN_PART names."""
     with tempfile.TemporaryDirectory() as wheels:
-        pip("download", "--no-deps", "--dest", wheels, requirement)
+        pip("download", "--no-deps", "--dest", wheels, ray)
         (wheel,) = Path(wheels).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder, [n for n in archive.namelist() if n.endswith(IN_PART[name])])
+            archive.extractall(folder, [name for name in archive.namelist() if name.endswith(OF_RAY)])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import os
 import runpy
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def test_layers(name: str, sizes: dict[str, int], capsys: pytest.CaptureFixture[
 
 
 def test_several_devices() -> None:
-    """In one process; how several train together is tests/txl/distributed."""
+    """In one process; trainings of several are in tests/txl/distributed."""
     assert run_example("several_devices", steps=3) < 6
 
 
@@ -48,26 +47,6 @@ def test_a_training_loop(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{n:04d} follows the line before;\n" for n in range(300)))
     assert run_example("train", str(text), steps=60, batch=4, length=32) < 2
-
-
-WITHOUT_TRANSFORMERS = """
-import runpy, sys
-
-sys.modules["transformers"] = None
-for name in sys.argv[1:]:
-    try:
-        runpy.run_path(name)
-    except SystemExit as error:
-        print(error)
-"""
-
-
-def test_without_their_extra_they_say_how_to_install_it() -> None:
-    names = ["hugging_face", "speech_encoder", "training_parity", "hour_of_audio", "inkling"]
-    command = [sys.executable, "-c", WITHOUT_TRANSFORMERS, *(EXAMPLES / f"{name}.py" for name in names)]
-    lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
-    assert len(lines) == len(names), lines
-    assert all("pip install " in line for line in lines), lines
 
 
 def test_a_trained_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,12 +110,3 @@ def test_paper_tables(tmp_path: Path, capfd: pytest.CaptureFixture[str], table: 
     assert "shortest length within 0.1%" in done.stdout
     again = recorded(tmp_path, script, corpus.folder, runs)
     assert again[-2] == ["train", "--run", str(runs / calls[-1][1].rsplit("/", 1)[1]), "--resume"]
-
-
-def test_paper_systems(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The commands of the script, recorded by a command of the same name, run on smaller models."""
-    calls = recorded(tmp_path, "paper_systems.sh", words(tmp_path).folder, tmp_path / "runs", "0.0005")
-    assert len(calls) == 18
-    for call in calls:
-        done = in_process(capfd, *call, *(TINY if call[0] == "train" else ["--limit", "100"]))
-        assert done.returncode == 0, (call, done.stderr)

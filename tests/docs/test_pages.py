@@ -1,10 +1,13 @@
-"""The Python of the documentation's pages runs as printed, a page's blocks one after the other."""
+"""The Python of the documentation's pages runs as printed, a page's blocks one after the other, and
+their commands exist."""
 
 import re
 from pathlib import Path
 
 import pytest
 import torch
+
+from txl.commands.cli import COMMANDS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if "```python\n" in page.read_text(encoding="utf-8")]
@@ -20,7 +23,6 @@ def test_runs_as_printed(page: Path) -> None:
         exec(compile("\n" * line + block[1], str(page), "exec"), session)  # errors show the page's line
 
 
-def test_every_page_is_in_the_navigation() -> None:
-    navigation = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:\n")[2].partition("\n\n")[0]
-    listed = re.findall(r"\S+\.md", navigation)
-    assert sorted(listed) == sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
+def test_commands_exist() -> None:
+    for page in DOCS.rglob("*.md"):
+        assert set(re.findall(r"`txl (\w+)", page.read_text(encoding="utf-8"))) <= set(COMMANDS), page

@@ -21,7 +21,6 @@ FORBIDDEN = [  # in Markdown, docstrings and comments; what is in backticks is a
     r"forms beyond",
     r"\A(Of|What|Whether)",  # of a docstring; predicates may begin with Whether
 ]
-NOT_YET_SWEPT: set[str] = set()  # files that still say one of these; it only shrinks
 PAGES = [
     *(ROOT / "docs").rglob("*.md"),
     *(ROOT / f"{name}.md" for name in ("README", "DESIGN", "CONTRIBUTING", "AGENTS")),
@@ -46,7 +45,4 @@ def prose(path: Path) -> list[str]:
 def test_words(path: Path) -> None:
     text = [re.sub(r"`[^`]*`", "", piece) for piece in prose(path)]
     said = [found[0] for piece in text for word in FORBIDDEN for found in re.finditer(rf"\b({word})\b", piece, re.I)]
-    if path.relative_to(ROOT).as_posix() in NOT_YET_SWEPT:
-        assert said, "take it off NOT_YET_SWEPT: it says none of these any more"
-    else:
-        assert said == [], "CONTRIBUTING, Words, has the field's word"
+    assert said == [], "CONTRIBUTING, Words, has the field's word"

@@ -27,8 +27,6 @@ def vendored(original: type, folder: Path, change: Callable[[str], str]) -> Any:
     (folder / "mine.py").write_text(source)
     name = f"{beside.__package__}.mine"  # for what it imports by relative names
     spec = importlib.util.spec_from_file_location(name, folder / "mine.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

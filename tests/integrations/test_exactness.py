@@ -159,10 +159,13 @@ def test_bfloat16(name: str) -> None:
 def test_autocast(name: str) -> None:
     case = make(name, "right")
     case.module.eval()
-    exact = both(case, copy.deepcopy(case.module).double(), torch.float64)["out"]
+    exact = both(case, copy.deepcopy(case.module).double(), torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
-        own = both(case)["out"]
+        own = both(case)
         report = accelerate(case.module, strict=True)
-        ours = both(case)["out"]
+        ours = both(case)
     assert not report.fallbacks
-    assert float((ours - exact).norm()) <= 1.2 * float((own - exact).norm())
+    for key, truth in exact.items():
+        if truth.norm() > 1e-9:  # that of a bias of keys is 0 but for rounding
+            allowed = 1.2 if key == "out" else 2
+            assert float((ours[key] - truth).norm()) <= allowed * float((own[key] - truth).norm()), key

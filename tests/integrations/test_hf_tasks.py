@@ -221,6 +221,8 @@ def test_a_text_generation_pipeline(hf: Any, tmp_path: Path) -> None:
     """Prompts that end with a space, side by side; bytes go on as they are."""
     import transformers
 
+    from txl.text.vocabulary import ByteVocabulary
+
     model = hf.TransfoXLLMHeadModel.from_pretrained(HERE / "plain")
     tokenizer = transformers.AutoTokenizer.from_pretrained(HERE / "plain")
     tokenizer.pad_token = tokenizer.eos_token
@@ -238,14 +240,8 @@ def test_a_text_generation_pipeline(hf: Any, tmp_path: Path) -> None:
     assert [found[0]["generated_text"] for found in pipe(prompts, batch_size=3, **options)] == want
     added = pipe(prompts[0], return_full_text=False, **options)[0]["generated_text"]
     assert prompts[0] + added == want[0]
-    symbols = hf.TransfoXLTokenizer.from_vocabulary(txl_bytes("1 and 2;"))
+    symbols = hf.TransfoXLTokenizer.from_vocabulary(ByteVocabulary(bytes(sorted(b"1 and2;"))))
     model.resize_token_embeddings(len(symbols))
     pipe = transformers.pipeline("text-generation", model=model, tokenizer=symbols)
     tokens = symbols("1 and", return_tensors="pt")
     assert pipe("1 and", **options)[0]["generated_text"] == symbols.decode(model.generate(**tokens, **options)[0])
-
-
-def txl_bytes(text: str) -> Any:
-    from txl.text.vocabulary import ByteVocabulary
-
-    return ByteVocabulary(bytes(sorted(set(text.encode()))))

@@ -2,10 +2,10 @@
 tokens or frames are real, and no call that falls back."""
 
 import functools
+import json
 import os
 import runpy
 import sys
-import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,25 +224,6 @@ def test_other_models(name: str) -> None:
     assert not report.fallbacks, str(report)
 
 
-def test_the_example_of_training(tmp_path: Path) -> None:
-    """On noise of other lengths: the losses of a few steps, with padding, are the original's."""
-    lengths = {"one": 16_000, "two": 11_000}
-    for name, n in lengths.items():
-        with wave.open(str(tmp_path / f"{name}.wav"), "wb") as file:
-            file.setparams((1, 2, 16_000, n, "NONE", ""))
-            noise = torch.randn(n, generator=torch.Generator().manual_seed(n)) * 3_000
-            file.writeframes(noise.to(torch.int16).numpy().tobytes())
-    lines = [f"<s> it's {name} </s> ({name})" for name in lengths]
-    (tmp_path / "transcription").write_text("\n".join(lines))
-    example = Path(__file__).parents[2] / "examples" / "training_parity.py"
-    found = runpy.run_path(str(example))["main"](tmp_path, tmp_path, steps=4, seeds=1, width=16, layers=1)
-    assert found["differences"]["float32, seed 0"]["accelerated"]["greatest"] < 1e-4
-    assert found["differences"]["bfloat16, seed 0"]["accelerated"]["greatest"] < 0.05
-    losses = found["losses"]["float32"]["0"]["accelerated"]
-    assert len(set(losses)) == 4
-    assert (tmp_path / "training_parity.png").stat().st_size > 1_000
-
-
 def test_the_example_of_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight minutes: of fewer, the memory of the process itself is no small part. Each case
     compares itself with the original; what that is said to need is what it takes beyond ours."""
@@ -253,9 +234,7 @@ def test_the_example_of_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert more == pytest.approx(example["needed"](6000), rel=0.15)
     assert example["needed"](45_000) == pytest.approx(241, abs=1)
     assert (tmp_path / "hour_of_audio.png").stat().st_size > 1_000
-    before = (tmp_path / "hour_of_audio.json").stat().st_mtime_ns
-    assert example["main"](tmp_path, minutes=(8,)) == found  # nothing is measured again
-    assert (tmp_path / "hour_of_audio.json").stat().st_mtime_ns == before
+    assert json.loads((tmp_path / "hour_of_audio.json").read_text()) == found
 
 
 @torch.no_grad()

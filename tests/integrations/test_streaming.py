@@ -1,6 +1,5 @@
 """Cache-aware streaming: equal to offline, and what is kept between steps never stale."""
 
-import inspect
 from typing import Any
 
 import pytest
@@ -190,13 +189,12 @@ def nemotron() -> Any:
 
 def stream_nemotron(model: Any, features: Tensor, chunk: int) -> Tensor:
     """Features in chunks of `chunk` encoder frames, of 8 each; one more for the first."""
-    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"  # since 5.24
     past, padding, outs, first = None, None, [], 0
     while first < features.size(1):
         size = chunk * 8 - 7 if first == 0 else chunk * 8
         part = features[:, first : first + size]
-        result = model(part, **{name: past}, padding_cache=padding, use_cache=True, num_lookahead_tokens=chunk - 1)
-        past, padding = getattr(result, name), result.padding_cache
+        result = model(part, cache=past, padding_cache=padding, use_cache=True, num_lookahead_tokens=chunk - 1)
+        past, padding = result.cache, result.padding_cache
         outs.append(result.last_hidden_state)
         first += size
     return torch.cat(outs, 1)

@@ -3,20 +3,13 @@
 import shutil
 import subprocess
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import cuda_lint
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 GOOD = {"registers": 104, "stack": 0, "shared": 0, "instructions": 2400, "wide": 24, "ahead": 12, "trips": 5}
-
-
-@pytest.fixture(scope="module")
-def lint() -> ModuleType:
-    import cuda_lint
-
-    return cuda_lint
 
 
 @pytest.mark.parametrize(("change", "said"), [
@@ -31,25 +24,25 @@ def lint() -> ModuleType:
     ({"trips": 8}, "8 trips to global memory one after the other, before 5"),
     ({"instructions": 2600}, "2600 instructions, before 2400"),
 ], ids=str)  # fmt: skip
-def test_complaints(lint: ModuleType, change: dict[str, Any], said: str | None) -> None:
-    found = lint.complaints("sm_90 part bf16 width 64 queries 1", GOOD | change, GOOD)
+def test_complaints(change: dict[str, Any], said: str | None) -> None:
+    found = cuda_lint.complaints("sm_90 part bf16 width 64 queries 1", GOOD | change, GOOD)
     assert (not found) if said is None else any(said in x for x in found)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-def test_trips_to_global_memory(lint: ModuleType, tmp_path: Path) -> None:
+def test_trips_to_global_memory(tmp_path: Path) -> None:
     """Three loads that need each other's results, and three that do not."""
     source, cubin = tmp_path / "loads.cu", tmp_path / "loads.cubin"
     for body, wanted in (("a[a[a[i]]]", 3), ("a[i] + a[i + 99] + a[i + 999]", 1)):
         source.write_text(f"__global__ void loads(const int* a, int* b, int i) {{ *b = {body}; }}")
         subprocess.run(["nvcc", "-cubin", "-arch=sm_90a", source, "-o", cubin], check=True, capture_output=True)
-        sass = subprocess.run([lint.CUOBJDUMP, "-sass", cubin], capture_output=True, text=True, check=True).stdout
-        assert lint.trips(sass) == wanted
+        sass = subprocess.run([cuda_lint.CUOBJDUMP, "-sass", cubin], capture_output=True, text=True, check=True).stdout
+        assert cuda_lint.trips(sass) == wanted
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 @pytest.mark.parametrize("spills", [False, True])
-def test_a_spill_is_seen(lint: ModuleType, tmp_path: Path, spills: bool) -> None:
+def test_a_spill_is_seen(tmp_path: Path, spills: bool) -> None:
     starved = "#undef TXL_KERNEL\n#define TXL_KERNEL __global__ __launch_bounds__(128, 12)\n"  # 40 registers
     source, fatbin = tmp_path / "one.cu", tmp_path / "one.fatbin"
     source.write_text(
@@ -59,12 +52,12 @@ def test_a_spill_is_seen(lint: ModuleType, tmp_path: Path, spills: bool) -> None
     target = ["-std=c++17", "-gencode=arch=compute_80,code=sm_80", "-I", ROOT / "csrc" / "cuda"]
     command = ["nvcc", "-fatbin", *target, source, "-o", fatbin]
     subprocess.run(command, check=True, capture_output=True)
-    found = lint.measure(fatbin)
+    found = cuda_lint.measure(fatbin)
     assert list(found) == ["sm_80 part bf16 width 64 queries 1"]
     (kernel,) = found.values()
     assert (kernel["stack"] > 0) == spills
     assert kernel["wide"] >= 24
-    assert any("spilled" in x for x in lint.complaints(*found, kernel, None)) == spills
+    assert any("spilled" in x for x in cuda_lint.complaints(*found, kernel, None)) == spills
 
 
 @pytest.mark.parametrize(("change", "said"), [
@@ -72,14 +65,14 @@ def test_a_spill_is_seen(lint: ModuleType, tmp_path: Path, spills: bool) -> None
     ({"keeps": 32}, "ask for 512 registers a thread of the 504"),
     ({"used": 25}, "register 24 is used where 24 were kept"),
 ], ids=str)  # fmt: skip
-def test_registers_that_are_handed_over(lint: ModuleType, change: dict[str, Any], said: str | None) -> None:
+def test_registers_that_are_handed_over(change: dict[str, Any], said: str | None) -> None:
     good = GOOD | {"registers": 168, "keeps": 24, "takes": 240, "groups": 2, "used": 22}
-    found = lint.complaints("sm_90 hopper forward bf16 width 64", good | change, None)
+    found = cuda_lint.complaints("sm_90 hopper forward bf16 width 64", good | change, None)
     assert found == [] if said is None else any(said in x for x in found)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-def test_registers_are_found_in_machine_code(lint: ModuleType, tmp_path: Path) -> None:
+def test_registers_are_found_in_machine_code(tmp_path: Path) -> None:
     source, fatbin = tmp_path / "one.cu", tmp_path / "one.fatbin"
     source.write_text(
         "namespace txl_cuda { struct Bf16 {}; template <class T, int N> struct ForwardShape {};\n"
@@ -90,15 +83,15 @@ def test_registers_are_found_in_machine_code(lint: ModuleType, tmp_path: Path) -
     )
     command = ["nvcc", "-fatbin", "-gencode=arch=compute_90a,code=sm_90a", source, "-o", fatbin]
     subprocess.run(command, check=True, capture_output=True)
-    (kernel,) = lint.measure(fatbin).values()
+    (kernel,) = cuda_lint.measure(fatbin).values()
     assert (kernel["keeps"], kernel["takes"], kernel["groups"]) == (40, 232, 2)
     assert kernel["used"] < 40
 
 
-def test_serialised_products(lint: ModuleType) -> None:
+def test_serialised_products() -> None:
     name, good = "sm_90 hopper forward bf16 width 64", GOOD | {"products": 32, "waits": 8}
-    assert lint.complaints(name, good, good) == []
-    assert any("serialised" in x for x in lint.complaints(name, good | {"waits": 32}, good))
-    assert lint.readable("_ZN8txl_cuda20backward_keys_kernelINS_9KeysShapeINS_3F16ELi128ELi1ELi2ELi3ELb1EEEEEv") == (
-        "hopper backward_keys f16 width 128"
-    )
+    assert cuda_lint.complaints(name, good, good) == []
+    assert any("serialised" in x for x in cuda_lint.complaints(name, good | {"waits": 32}, good))
+    assert cuda_lint.readable(
+        "_ZN8txl_cuda20backward_keys_kernelINS_9KeysShapeINS_3F16ELi128ELi1ELi2ELi3ELb1EEEEEv"
+    ) == ("hopper backward_keys f16 width 128")
