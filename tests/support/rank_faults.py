@@ -7,7 +7,6 @@ from typing import Any
 from training_helpers import trainer
 
 from txl import distributed
-from txl.commands.train import new_run
 from txl.distributed import World
 from txl.text import corpus as data
 
@@ -31,17 +30,6 @@ def start_each(
         finally:
             distributed.code_digest = code
     return found
-
-
-def prepare(world: World, folder: Path, text: Path) -> tuple[int, str]:
-    """How often this process prepares the text of a new run, and the fingerprint of its corpus."""
-    prepared, calls = data.prepare, []
-    data.prepare = lambda *given, **named: calls.append(given) or prepared(*given, **named)
-    try:
-        fingerprint = new_run(folder, text, None, None, {}, world)[0].fingerprint
-    finally:
-        data.prepare = prepared
-    return len(calls), fingerprint
 
 
 def agree(world: World) -> dict[str, Any]:

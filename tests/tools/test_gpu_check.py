@@ -43,6 +43,7 @@ def test_one(n):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 0])
 def test_a_lost_context_costs_one_test(tmp_path: Path, processes: int) -> None:
     """Without processes to replace it ends the run."""
@@ -64,6 +65,7 @@ esac
 """
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_or_hangs_leaves_its_reason(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(SCRIPT)

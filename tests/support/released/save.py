@@ -1,8 +1,9 @@
-"""save.py FOLDER OPTIONS TENSORS: checkpoints as the released code and NVIDIA's write them, in both
-formats of torch.save.
+"""save.py FOLDER..: checkpoints as the released code and NVIDIA's write them, in both formats of
+torch.save.
 
-FOLDER/{zip,legacy}/model.pt and cache.pt; FOLDER/{zip,legacy}/checkpoint_last.pt. OPTIONS: JSON of
-MemTransformerLM's arguments. TENSORS: the parameters, by the original's names.
+FOLDER/{zip,legacy}/model.pt and cache.pt; FOLDER/{zip,legacy}/checkpoint_last.pt.
+FOLDER/options.json: MemTransformerLM's arguments. FOLDER/tensors: the parameters, by the original's
+names.
 """
 
 import argparse
@@ -36,27 +37,35 @@ def nvidia_state(state, options):
     return found
 
 
-folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
-tensors = load_file(sys.argv[3])
-model = MemTransformerLM(**options)
-missing, unexpected = model.load_state_dict(tensors, strict=False)
-assert not unexpected, unexpected
-assert set(missing) <= {"pos_emb.inv_freq"}, missing
-vocabulary = Vocab(["<eos>", "<unk>", *(f"w{n}" for n in range(options["n_token"] - 2))])
-for name, new in (("zip", True), ("legacy", False)):
-    (folder / name).mkdir(parents=True)
-    torch.save(model, folder / name / "model.pt", _use_new_zipfile_serialization=new)
-    torch.save(vocabulary, folder / name / "cache.pt", _use_new_zipfile_serialization=new)
-    config = options | {"dtype": None, "sample_softmax": -1}
-    held = {
-        "args": argparse.Namespace(seed=1111, dataset="wt103"),
-        "model_config": config,
-        "model_state": nvidia_state(model.state_dict(), options),
-        "optimizer_state": {"state": {0: {"exp_avg": torch.zeros(3)}}, "param_groups": [{"lr": 0.01, "params": [0]}]},
-        "scheduler_state": {"base_lrs": [0.01], "last_epoch": 3},
-        "vocab": vocabulary,
-        "amp_state": None,
-        "epoch": 1,
-        "best_val_loss": 3.5,
-    }
-    torch.save(held, folder / name / "checkpoint_last.pt", _use_new_zipfile_serialization=new)
+def save(folder):
+    """Write all files of one model."""
+    options, tensors = json.loads((folder / "options.json").read_text()), load_file(folder / "tensors")
+    model = MemTransformerLM(**options)
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
+    assert not unexpected, unexpected
+    assert set(missing) <= {"pos_emb.inv_freq"}, missing
+    vocabulary = Vocab(["<eos>", "<unk>", *(f"w{n}" for n in range(options["n_token"] - 2))])
+    for name, new in (("zip", True), ("legacy", False)):
+        (folder / name).mkdir(parents=True)
+        torch.save(model, folder / name / "model.pt", _use_new_zipfile_serialization=new)
+        torch.save(vocabulary, folder / name / "cache.pt", _use_new_zipfile_serialization=new)
+        config = options | {"dtype": None, "sample_softmax": -1}
+        held = {
+            "args": argparse.Namespace(seed=1111, dataset="wt103"),
+            "model_config": config,
+            "model_state": nvidia_state(model.state_dict(), options),
+            "optimizer_state": {
+                "state": {0: {"exp_avg": torch.zeros(3)}},
+                "param_groups": [{"lr": 0.01, "params": [0]}],
+            },
+            "scheduler_state": {"base_lrs": [0.01], "last_epoch": 3},
+            "vocab": vocabulary,
+            "amp_state": None,
+            "epoch": 1,
+            "best_val_loss": 3.5,
+        }
+        torch.save(held, folder / name / "checkpoint_last.pt", _use_new_zipfile_serialization=new)
+
+
+for given in sys.argv[1:]:
+    save(Path(given))

@@ -62,13 +62,6 @@ def test_all_ranks_refuse_what_does_not_go_together(name: str, refused: list[dic
         assert CASES[name][1] in rank[name]
 
 
-def test_the_first_process_prepares_a_text_and_the_others_load_it(tmp_path: Path, text: Path) -> None:
-    given = {"folder": tmp_path / "run", "text": text}
-    (first, *others) = run_ranks("rank_faults:prepare", 3, given, tmp_path / "ranks")
-    assert first[0] == 1
-    assert others == [(0, first[1])] * 2
-
-
 def test_worlds(tmp_path: Path) -> None:
     found = run_ranks("rank_faults:agree", 2, {}, tmp_path)
     for rank, told in enumerate(found):

@@ -50,23 +50,33 @@ def arguments(options: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def released(folder: Path, options: dict[str, Any], model: torch.nn.Module) -> Path:
-    """Files as the released code writes them, with a model's parameters."""
+def write_model(folder: Path, options: dict[str, Any], model: torch.nn.Module) -> None:
+    """Write a model's parameters, and the arguments of the released class, for save.py."""
+    folder.mkdir()
     flipped = ("crit.cluster_weight", "crit.cluster_bias")
     given = {name.removeprefix("transformer."): x for name, x in model.state_dict().items()}
     kept = {name: (x.flip(0) if name in flipped else x).clone() for name, x in given.items() if "dec_attn.r_" not in name
             or "r_net" in name}  # fmt: skip
     save_file(kept, folder / "tensors")
-    command = [sys.executable, RELEASED / "save.py", folder, json.dumps(arguments(options)), folder / "tensors"]
+    (folder / "options.json").write_text(json.dumps(arguments(options)))
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each of OPTIONS, with the files that the released code writes of the model."""
+    folder = tmp_path_factory.mktemp("released")
+    for name, options in OPTIONS.items():
+        write_model(folder / name, options, transfo_xl(**options))
+    command = [sys.executable, RELEASED / "save.py", *folder.iterdir()]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_the_same_logits(options: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_same_logits(name: str, released: Path, tmp_path: Path) -> None:
+    options = OPTIONS[name]
     model = transfo_xl(**options)
-    released(tmp_path, options, model)
     torch.manual_seed(1)
     segments = [torch.randint(SIZES["vocab_size"], (2, length)) for length in (7, 12, 3)]
     mems, want = None, []
@@ -75,10 +85,10 @@ def test_the_same_logits(options: dict[str, Any], tmp_path: Path) -> None:
             output = model(tokens, mems=mems)
             mems = output.mems
             want.append(output.prediction_scores)
-    for form, name in FILES.items():
+    for form, file in FILES.items():
         for kind in ("zip", "legacy"):
             out = tmp_path / f"{form}-{kind}.safetensors"
-            convert(tmp_path / kind / name, out)
+            convert(released / name / kind / file, out)
             loaded = txl.load(out)
             assert (loaded.model.config.initial_memory, loaded.segment) == ("empty", 7)
             assert isinstance(loaded.vocabulary, WordVocabulary)
@@ -94,10 +104,9 @@ def test_the_same_logits(options: dict[str, Any], tmp_path: Path) -> None:
                 torch.testing.assert_close(logits.log_softmax(-1), scores, rtol=1e-4, atol=1e-4)
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    options = OPTIONS["bins, div_val 2, same length"]
-    return released(tmp_path_factory.mktemp("released"), options, transfo_xl(**options))
+@pytest.fixture
+def files(released: Path) -> Path:
+    return released / "bins, div_val 2, same length"
 
 
 @pytest.mark.parametrize("kind", ["zip", "legacy"])

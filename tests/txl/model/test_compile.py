@@ -20,12 +20,10 @@ from txl.training.update import SegmentTraining
 
 OPERATOR, BACKWARD = "txl_kernels.rel_attention.default", "txl_kernels.rel_attention_backward.default"
 BINS: dict[str, Any] = {"cutoffs": (10, 20)}
-MODELS: list[dict[str, Any]] = [
-    {"n_layer": 2, "untie_r": True, "pre_norm": True, "final_norm": True},
-    BINS | {"div_val": 2},
-]
+WHOLE: dict[str, Any] = BINS | {"div_val": 2, "n_layer": 2, "untie_r": True, "pre_norm": True, "final_norm": True}
 MORE: list[dict[str, Any]] = [
     {"n_layer": 2},
+    BINS | {"div_val": 2},
     {"window": 9, "clamp_len": 4, "second_target": True},
     {"encoding": "shaw", "table_len": 5},
     {"encoding": "shaw-released", "table_len": 5},
@@ -93,7 +91,7 @@ def trained(
     return [*losses, *(p.grad for p in network.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("options", [*MODELS, *(pytest.param(more, marks=SLOW) for more in MORE)], ids=str)
+@pytest.mark.parametrize("options", [WHOLE, *(pytest.param(more, marks=SLOW) for more in MORE)], ids=str)
 def test_a_segment_is_one_graph(options: dict[str, Any], graphs: Graphs) -> None:
     """Reading after a memory, softmax and loss, which bins have whatever rows they get."""
     network, (before, part) = model(**options), segments([6, 6])
