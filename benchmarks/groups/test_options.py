@@ -1,51 +1,19 @@
-"""Time saved by a window and by padding: the work depends on the visible pairs, not on the tensor
-sizes."""
+"""Time saved by telling which keys are padding: the work depends on the visible pairs, not on the
+tensor sizes."""
 
 import functools
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.case import DIRECTIONS, Case, Shape
+from harness.case import Case, Shape
 from harness.comparison import Comparison, Entry, Implementation, comparisons, require
 from harness.limits import arithmetic
 from harness.machine import Machine
-from implementations.attention import DENSE, NAMES, Attention, Compute, Inputs, check, entry, fused, ours
+from implementations.attention import DENSE, NAMES, Compute, Inputs, ours
 from implementations.original import shift_both
 from txl_kernels import rel_attention
-
-WINDOW = 128
-
-
-@comparisons("cpu", "cuda", backend=None)
-def test_window(machine: Machine, full: bool) -> list[Comparison]:
-    batch, heads = machine.pick(cpu=(1, 8), cuda=(8, 16), interpreter=(1, 1))
-    few, many = (Shape(batch, heads, 512, memory_len, 64) for memory_len in (128, 7680))
-    found = []
-    for direction in DIRECTIONS:
-        backward, runs = direction == "forward+backward", []
-        for attention in ours(machine):
-            inside = replace(attention, compute=functools.partial(fused, backend=attention.backend, window=WINDOW))
-            for label, call, shape in (
-                (f"window {WINDOW} of 640 keys", inside, few),
-                (f"window {WINDOW} of 8,192 keys", inside, many),
-                ("all 640 keys", attention, few),
-            ):
-                prepare = functools.partial(_timed, call, machine, shape, backward, windowed=call is inside)
-                name = f"{attention.name}, {label}"
-                runs.append(Implementation(name, call.algorithm, prepare, call.role, call.backend))
-        case = Case(direction=direction, shape=few, note=f"M{many.M} for 8,192 keys")
-        found.append(Comparison("window", case, runs, seconds=3))
-    return found
-
-
-def _timed(call: Attention, machine: Machine, shape: Shape, backward: bool, windowed: bool) -> Entry:
-    made = entry(call, machine, shape, backward)
-    if windowed:  # attention's own check has no window
-        made.check = functools.partial(check, call.compute, backward, machine.dtype, machine.device, shape, WINDOW)
-    return Entry(made.run, made.check)
 
 
 def padded_inputs(batch: int, heads: int, length: int, width: int, machine: Machine) -> Inputs:

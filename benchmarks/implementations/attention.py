@@ -52,8 +52,8 @@ class Attention:
     backend: str | None = None
 
 
-def fused(x: Inputs, backend: str | None = None, window: int | None = None) -> Tensor:
-    return rel_attention(*(x[n] for n in NAMES), (x["k_mem"], x["v_mem"]), window=window, backend=backend)
+def fused(x: Inputs, backend: str | None = None) -> Tensor:
+    return rel_attention(*(x[n] for n in NAMES), (x["k_mem"], x["v_mem"]), backend=backend)
 
 
 def eager_bhls(x: Inputs) -> Tensor:
@@ -180,7 +180,6 @@ def check(
     dtype: torch.dtype,
     device: torch.device,
     shape: Shape = SMALL,
-    window: int | None = None,
 ) -> None:
     """Check values, and gradients if `backward`, on a small problem that takes the same paths
     through the kernels as `shape`.
@@ -195,8 +194,8 @@ def check(
     exact = {n: t.detach().double().requires_grad_() for n, t in inputs.items()}
     if not backward:
         with torch.no_grad():
-            return require(compute(inputs), fused(exact, "reference", window), "out")
-    got, want = compute(inputs), fused(exact, "reference", window)
+            return require(compute(inputs), fused(exact, "reference"), "out")
+    got, want = compute(inputs), fused(exact, "reference")
     require(got, want, "out")
     weight = torch.randn(want.shape, dtype=torch.float64, device=device)
     got_grads = split_gradients(inputs, got, weight.to(dtype))
