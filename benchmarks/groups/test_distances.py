@@ -96,17 +96,17 @@ def test_numbers(machine: Machine, full: bool) -> list[Comparison]:
     found = []
     for direction in DIRECTIONS:
         runs = []
-        kinds: list[tuple[str, str, Any, Role]] = [
-            ("r_bias alone", "r_bias-alone", _alone, "ours"), ("SDPA with dense bias", "sdpa-dense-bias", _dense, "other"),
-            ("baseline: plain SDPA", "sdpa", None, "baseline"),
+        kinds: list[tuple[str, Any, Role]] = [
+            ("r_bias alone", _alone, "ours"), ("SDPA with dense bias", _dense, "other"),
+            ("baseline: plain SDPA", None, "baseline"),
         ]  # fmt: skip
-        for name, algorithm, compute, role in kinds:
+        for name, compute, role in kinds:
             call = _plain if compute is None else functools.partial(compute, shape.M)
             prepare = functools.partial(
                 _entry, functools.partial(_numbers, shape, machine), call, direction == "forward+backward",
                 None if compute is None else functools.partial(check, compute),
             )  # fmt: skip
-            runs.append(Implementation(name, algorithm, prepare, role))
+            runs.append(Implementation(name, prepare, role))
         found.append(Comparison("a number a distance", Case(direction=direction, shape=shape), runs, seconds=4))
     return found
 
@@ -161,7 +161,7 @@ def test_packed(machine: Machine, full: bool) -> list[Comparison]:
             check = functools.partial(_check_packed, machine) if role == "ours" else None
             call = functools.partial(_attend, settings, longest)
             prepare = functools.partial(_entry, make, call, direction == "forward+backward", check)
-            runs.append(Implementation(name, name.replace(" ", "-").replace(",", ""), prepare, role))
+            runs.append(Implementation(name, prepare, role))
         note = f"{texts} texts of {lengths[0]} to {longest}, {share:.0%} of the padded pairs"
         case = Case(direction=direction, shape=Shape(1, heads, sum(lengths), 0, 64), note=note)
         found.append(Comparison("packed texts", case, runs, seconds=4))
@@ -196,9 +196,7 @@ def test_both_sides(machine: Machine, full: bool) -> list[Comparison]:
             prepare = functools.partial(
                 _entry, make, call, direction == "forward+backward", check if windowed else None
             )
-            runs.append(
-                Implementation(name, name.split(",")[0].replace(" ", "-"), prepare, "ours" if windowed else "part")
-            )
+            runs.append(Implementation(name, prepare, "ours" if windowed else "part"))
         case = Case(direction=direction, shape=Shape(1, heads, length, 0, 64), note=f"{side} each side of {length:,}")
         found.append(Comparison("window to both sides", case, runs, seconds=4))
     return found

@@ -63,9 +63,8 @@ def window(algorithm: str, config: ModelConfig, machine: Machine, attn_len: int)
     slow = machine.kind == "cpu" and attn_len > 800 and algorithm != "vanilla-last"  # seconds, and nothing is compiled
     check = functools.partial(check_vanilla, algorithm, machine.dtype, machine.device)
     maximum = 2 if machine.kind == "cpu" and attn_len > 1800 and algorithm == "vanilla-eager" else None
-    extra = {"paper_speedup": SPEED_UP[attn_len]}
     work = vanilla_operations(config, algorithm, attn_len)
-    return Entry(lambda: predict(tokens), check, operations=work, warm_up=not slow, maximum=maximum, extra=extra)
+    return Entry(lambda: predict(tokens), check, operations=work, warm_up=not slow, maximum=maximum)
 
 
 @comparisons("cpu", "cuda")
@@ -88,10 +87,10 @@ def test_table_9(machine: Machine, full: bool) -> list[Comparison]:
                 name, role, _ = EVALUATORS[algorithm]
                 prepare = functools.partial(evaluator, algorithm, *size, segment)
                 title = f"{name}, segments of {segment}"
-                runs.append(Implementation(title, algorithm, prepare, role, segment=segment))
+                runs.append(Implementation(title, prepare, role, segment=segment))
             for algorithm, name in VANILLA.items():
                 if full or algorithm != "vanilla-last" or attn_len in compiled:
-                    runs.append(Implementation(name, algorithm, functools.partial(window, algorithm, *size)))
+                    runs.append(Implementation(name, functools.partial(window, algorithm, *size)))
             case = Case(unit="token", model=model, layers=config.n_layer, attn_len=attn_len)
             runs.append(arithmetic(machine))
             found.append(Comparison("evaluation speed", case, runs, clock="wall", seconds=6, minimum=3, maximum=30))
@@ -107,7 +106,7 @@ def test_generation(machine: Machine, full: bool) -> list[Comparison]:
         for algorithm, (name, role, _) in EVALUATORS.items():
             calls = 20 if algorithm == OURS else 1
             prepare = functools.partial(evaluator, algorithm, config, machine, attn_len, 1, calls)
-            runs.append(Implementation(name, algorithm, prepare, role, segment=1))
+            runs.append(Implementation(name, prepare, role, segment=1))
         case = Case(unit="token", model="enwik8-base", layers=config.n_layer, attn_len=attn_len)
         found.append(Comparison("generation", case, runs, clock="wall", seconds=10, minimum=3, maximum=30))
     return found

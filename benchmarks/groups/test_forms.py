@@ -97,7 +97,7 @@ def _beside_the_plain_call(machine: Machine, shape: Shape, forms: tuple[str, ...
         for form in forms:
             prepare = functools.partial(_entry, form, shape, machine, backward)
             role: Role = "ours" if form == "plain" else "part"
-            runs.append(Implementation(form, form.split(",")[0].replace(" ", "-"), prepare, role))
+            runs.append(Implementation(form, prepare, role))
         case = Case(direction=direction, shape=shape, note="bidirectional")
         found.append(Comparison("forms", case, runs, seconds=3))
     return found

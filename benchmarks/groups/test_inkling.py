@@ -91,7 +91,7 @@ def _implementation(name: str, shape: Shape, machine: Machine, backward: bool, d
     own = dtype == machine.dtype
     short = str(dtype).removeprefix("torch.")
     return Implementation(
-        name if own else f"{name}, {short}", name.replace(",", "").replace(" ", "-"),
+        name if own else f"{name}, {short}",
         functools.partial(_entry, name, shape, machine, backward, dtype), ROLES.get(name, "baseline"),
         dtype=None if own else short,
     )  # fmt: skip

@@ -11,7 +11,7 @@ from harness.case import Case, Shape
 from harness.comparison import Comparison, Entry, Implementation, comparisons, require
 from harness.limits import arithmetic
 from harness.machine import Machine
-from implementations.attention import DENSE, NAMES, Compute, Inputs, ours
+from implementations.attention import DENSE, NAMES, Compute, Inputs
 from implementations.original import shift_both
 from txl_kernels import rel_attention
 
@@ -73,17 +73,16 @@ def test_padding(machine: Machine, full: bool) -> list[Comparison]:
         return Entry(run, functools.partial(check_padded, call, machine) if right else None, operations=work)
 
     runs = []
-    for x in ours(machine):
-        told = functools.partial(prepare, functools.partial(padded, backend=x.backend), True)
-        blind = functools.partial(prepare, functools.partial(padded, backend=x.backend, told=False), False)
-        runs.append(Implementation(x.name, x.algorithm, told, x.role, x.backend))
-        runs.append(Implementation(f"{x.name}, not told of padding", "rel_attention-blind", blind, "part", x.backend))
+    for backend in machine.backends:
+        told = functools.partial(prepare, functools.partial(padded, backend=backend), True)
+        blind = functools.partial(prepare, functools.partial(padded, backend=backend, told=False), False)
+        runs.append(Implementation(f"rel_attention, {backend}", told, "ours"))
+        runs.append(Implementation(f"rel_attention, {backend}, not told of padding", blind, "part"))
     runs += [
-        Implementation("Conformer as commonly written", "conformer", functools.partial(prepare, padded_eager, True)),
-        Implementation(DENSE.name, DENSE.algorithm, functools.partial(prepare, padded_dense, True)),
+        Implementation("Conformer as commonly written", functools.partial(prepare, padded_eager, True)),
+        Implementation(DENSE.name, functools.partial(prepare, padded_dense, True)),
         Implementation(
             "baseline: plain SDPA over the padding too",
-            "sdpa",
             functools.partial(prepare, padded_plain, False, 2),
             "baseline",
         ),

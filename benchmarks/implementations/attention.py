@@ -46,10 +46,8 @@ class Attention:
     """An implementation of attention; fields as in `Implementation`."""
 
     name: str
-    algorithm: str
     compute: Compute
     role: Role = "other"
-    backend: str | None = None
 
 
 def fused(x: Inputs, backend: str | None = None) -> Tensor:
@@ -148,16 +146,15 @@ def ours(machine: Machine, short: bool = False) -> list[Attention]:
 
 
 def rel_attention_on(backend: str) -> Attention:
-    compute = functools.partial(fused, backend=backend)
-    return Attention(f"rel_attention, {backend}", "rel_attention", compute, "ours", backend)
+    return Attention(f"rel_attention, {backend}", functools.partial(fused, backend=backend), "ours")
 
 
-ORIGINAL = Attention("the paper's PyTorch code", "original-qkbh", eager_qkbh)
-EAGER = Attention("the paper's algorithm, [B, H, L, S]", "original-bhls", eager_bhls)
-COMPILED = Attention("the paper's algorithm, [B, H, L, S], compiled", "original-bhls-compiled", compiled_bhls)
-DENSE = Attention("SDPA with dense bias", "sdpa-dense-bias", dense_bias_sdpa)
-FLEX = Attention("FlexAttention, captured bias", "flex", flex)
-BASELINE = Attention("baseline: plain SDPA", "sdpa", plain_sdpa, "baseline")
+ORIGINAL = Attention("the paper's PyTorch code", eager_qkbh)
+EAGER = Attention("the paper's algorithm, [B, H, L, S]", eager_bhls)
+COMPILED = Attention("the paper's algorithm, [B, H, L, S], compiled", compiled_bhls)
+DENSE = Attention("SDPA with dense bias", dense_bias_sdpa)
+FLEX = Attention("FlexAttention, captured bias", flex)
+BASELINE = Attention("baseline: plain SDPA", plain_sdpa, "baseline")
 OTHERS = (ORIGINAL, EAGER, COMPILED, DENSE, FLEX, BASELINE)
 
 
@@ -218,7 +215,7 @@ def timed(
     if dtype is not None:
         said = str(dtype).removeprefix("torch.")
         name = f"{name}, {said}"
-    return Implementation(name, attention.algorithm, prepare, attention.role, attention.backend, said)
+    return Implementation(name, prepare, attention.role, said)
 
 
 def entry(

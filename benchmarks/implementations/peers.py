@@ -99,7 +99,7 @@ def layer_entry(title: str, way: str, length: int, backward: bool) -> Entry:
 def memory_entry(title: str, way: str, lengths: tuple[int, ...], length: int, machine: Machine) -> Entry:
     """Make an entry that measures the peak memory of forward and backward in a separate process."""
     _require_peers()
-    return probe("peer", way, title, lengths, length, machine, functools.partial(check_layer, title, way))
+    return probe("peer", f"{way} {title}", lengths, length, machine, functools.partial(check_layer, title, way))
 
 
 def check_layer(title: str, way: str) -> None:

@@ -126,13 +126,13 @@ def in_full(found: list[Measured]) -> list[str]:
     for measured in found:
         case, first = measured.case, next(iter(measured.rows.values()))
         cells = tables.setdefault((measured.group, str(case.direction), str(case.network)), {})
-        cells |= {(name, str(case)): _cell(row, first) for name, row in measured.rows.items()}
+        cells |= {(name, str(case)): cell(row, first) for name, row in measured.rows.items()}
         if measured.disturbed:
             lines += [*prose(f"*disturbed: {case}: {measured.disturbed}.*"), ""]
     return [line for (group, *_), cells in tables.items() for line in pivot(group, cells)] + lines
 
 
-def _cell(row: Row, first: Row) -> str:
+def cell(row: Row, first: Row) -> str:
     """Format time or peak memory, its multiple of the first implementation's, and the share of the
     limit; or the reason why there is no measurement."""
     if "median_ms" not in row:
@@ -205,9 +205,9 @@ def libraries(devices: list[Device]) -> list[str]:
 # The README's columns, each with the fields that select its row in a comparison.
 COLUMNS: dict[str, dict[str, str]] = {
     "ours": {"role": "ours"},
-    "the paper's PyTorch code": {"algorithm": "original-qkbh"},
-    "SDPA with dense bias": {"algorithm": "sdpa-dense-bias"},
-    "plain SDPA": {"algorithm": "sdpa"},
+    "the paper's PyTorch code": {"implementation": "the paper's PyTorch code"},
+    "SDPA with dense bias": {"implementation": "SDPA with dense bias"},
+    "plain SDPA": {"implementation": "baseline: plain SDPA"},
 }
 
 
