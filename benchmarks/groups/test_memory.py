@@ -16,11 +16,9 @@ from implementations.training import check as check_training
 
 @comparisons("cpu", "cuda")
 def test_attention_memory(machine: Machine, full: bool) -> list[Comparison]:
-    for_all, for_ours = machine.pick(
-        cpu=((512, 1024, 2048) + (4096,) * full, (4096,) * (not full) + (8192, 16384) * full),
-        cuda=((1024, 2048, 4096, 8192), (32768,)),
-        interpreter=((), ()),
-    )
+    for_all, for_ours = (512, 1024, 2048) + (4096,) * full, (4096,) * (not full) + (8192, 16384) * full
+    if machine.kind == "cuda":
+        for_all, for_ours = (1024, 2048, 4096, 8192), (32768,)
 
     def probe_of(x: Attention, length: int) -> Implementation:
         lengths = for_all + (for_ours if x.role == "ours" else ())
