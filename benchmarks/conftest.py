@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from harness.case import sdpa_note
+from harness.case import disturbed, sdpa_note
 from harness.comparison import Comparison
 from harness.machine import Machine
-from harness.runner import CLOCK, DeviceLost, Runner, header, replay, table
+from harness.runner import CLOCK, DeviceLost, Runner, header, replay
+from report.documents import cell
 
 MACHINE, RUNNER = pytest.StashKey[Machine](), pytest.StashKey[Runner]()
 DEVICES = ["auto", "cpu", "cuda", "interpreter"]
@@ -35,16 +36,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    machine = config.stash[MACHINE] = Machine(config.getoption("--device"))
+    machine = config.stash[MACHINE] = Machine(config.getoption("--device"), config.getoption("--brief"))
     config.option.benchmark_columns = config.option.benchmark_columns or ["median", "rounds"]
     where: Path | None = None
-    brief, record = config.getoption("--brief"), config.getoption("--record")
-    wanted = record or not (brief or config.getoption("--collect-only"))
+    record = config.getoption("--record")
+    wanted = record or not (machine.brief or config.getoption("--collect-only"))
     if wanted and record != "none":
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d-%H%M%S")
         default = Path(__file__).parent / "results" / f"{now}-{machine.slug()}.json"
         where = Path(record or default).absolute()
-    config.stash[RUNNER] = Runner(machine, where, time.monotonic() + config.getoption("--deadline"), brief)
+    config.stash[RUNNER] = Runner(machine, where, time.monotonic() + config.getoption("--deadline"))
 
 
 @pytest.hookimpl(trylast=True)  # the hook that runs last is shown first
@@ -57,8 +58,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if listed is None:
         return
     found = listed(metafunc.config.stash[MACHINE], metafunc.config.getoption("--full"))
-    if metafunc.config.getoption("--brief"):
-        found = list({c.title: c for c in (x.brief or x for x in found)}.values())
     cases = [pytest.param(c, x.name, id=f"{c.title}-{x.name}") for c in found for x in c.implementations]
     metafunc.parametrize(("comparison", "implementation"), cases)
 
@@ -98,11 +97,13 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     runner = config.stash[RUNNER]
     if not runner.rows:
         return
-    terminalreporter.section("medians [quartiles], times taken in turns")
+    terminalreporter.section("medians [quartiles] in milliseconds, times taken in turns")
     if note := sdpa_note(runner.about["device"], runner.about["isa"]):
         terminalreporter.write_line(note)
     for title, rows in runner.rows.items():
-        for line in table(runner.done[title], rows):
-            terminalreporter.write_line(line)
+        first, why = next(iter(rows.values())), disturbed(list(rows.values()))
+        terminalreporter.write_line(f"\n{title}" + f"  (disturbed: {why})" * bool(why))
+        for name, row in rows.items():
+            terminalreporter.write_line(f"  {name:<52}{cell(row, first)}")
     if runner.record is not None:
         terminalreporter.write_line(f"\nrecord: {runner.record}")

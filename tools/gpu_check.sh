@@ -138,7 +138,6 @@ case $number in
     timed=("${alone[@]}" --benchmark-only --device "$on")
     step benchmarks $((seconds + 50)) "${timed[@]}" --deadline "$seconds" --record "$out/gpu.json" "${groups[@]}"
     device kernels 90 bash -c '"$python" tools/gpu_kernels.py times | tee "$1"' - "$out/kernels.jsonl"
-    device tiles 120 "${timed[@]}" --deadline 90 --record "$out/tiles.json" benchmarks/groups/test_tiles.py
     ;;
 esac
 exit $bad

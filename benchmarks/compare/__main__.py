@@ -69,17 +69,9 @@ class Side:
 
     def __init__(self, site: Path) -> None:
         self.site = site
-        environment = os.environ | {"PYTHONPATH": str(site)}
-        probe = "import txl, txl_kernels; print(txl_kernels.__path__[0], txl.__path__[0], sep='\\n')"
-        found = subprocess.run([sys.executable, "-c", probe], env=environment, cwd="/", capture_output=True, text=True)
-        if found.returncode != 0:
-            raise Failed(f"the packages in {site} cannot be imported: {found.stderr.strip().splitlines()[-1]}")
-        for path in found.stdout.split():
-            if not Path(path).resolve().is_relative_to(site.resolve()):
-                raise Failed(f"PYTHONPATH={site} finds {path} instead of its own package")
-        worker = [sys.executable, str(Path(__file__).with_name("worker.py"))]
+        worker, found = Path(__file__).with_name("worker.py"), os.environ | {"PYTHONPATH": str(site)}
         self.process = subprocess.Popen(
-            worker, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
+            [sys.executable, worker, site], env=found, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/"
         )
 
     def seconds(self, case: str) -> float:
@@ -89,7 +81,7 @@ class Side:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise Failed(f"{case}: the process died")
+            raise Failed(f"{self.site}: the process ended, see above")
         answer = json.loads(line)
         if "error" in answer:
             raise Refused(f"{self.site}: {answer['error']}")
@@ -140,28 +132,21 @@ def compare(base_site: Path, head_site: Path, only: str, seconds: float) -> bool
     names = [name for name in CASES if re.search(only, name)]
     if not names:
         raise Failed(f"no case matches {only!r}; there are: {', '.join(CASES)}")
-    base = Side(base_site)
-    try:
-        head = Side(head_site)
-        try:
-            verdicts = []
-            print(f"{'case':<52}{'base ms':>10}{'head ms':>10}{'head/base':>11}   95% interval")
-            for name in names:
-                try:
-                    v = measure(base, head, name, seconds)
-                except Refused as error:  # an older base may not have what a case uses
-                    print(f"{name:<52}not compared: {error}")
-                    continue
-                verdicts.append(v)
-                line = f"{name:<52}{v.base_ms:>10.3f}{v.head_ms:>10.3f}{v.ratio:>11.3f}   [{v.low:.3f}, {v.high:.3f}]"
-                print(line + ("  SLOWER" if v.regressed else ""), flush=True)
-            if not verdicts:
-                raise Failed("no case runs on both sides")
-            return not any(v.regressed for v in verdicts)
-        finally:
-            head.close()
-    finally:
-        base.close()
+    verdicts = []
+    with contextlib.closing(Side(base_site)) as base, contextlib.closing(Side(head_site)) as head:
+        print(f"{'case':<52}{'base ms':>10}{'head ms':>10}{'head/base':>11}   95% interval")
+        for name in names:
+            try:
+                v = measure(base, head, name, seconds)
+            except Refused as error:  # an older base may not have what a case uses
+                print(f"{name:<52}not compared: {error}")
+                continue
+            verdicts.append(v)
+            line = f"{name:<52}{v.base_ms:>10.3f}{v.head_ms:>10.3f}{v.ratio:>11.3f}   [{v.low:.3f}, {v.high:.3f}]"
+            print(line + ("  SLOWER" if v.regressed else ""), flush=True)
+    if not verdicts:
+        raise Failed("no case runs on both sides")
+    return not any(v.regressed for v in verdicts)
 
 
 def main() -> None:

@@ -1,5 +1,5 @@
-"""Worker process of one revision: runs cases on request, with the txl_kernels that is first on
-PYTHONPATH.
+"""Worker process of one revision: runs cases on request, with the packages in the folder that is
+its argument, which must be first on PYTHONPATH.
 
 It reads a case's name a line and answers with a line of JSON, {"seconds": ..} or {"error": ..}. It
 uses only the public interface, so that any two revisions can be compared.
@@ -10,9 +10,12 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
+import txl
+import txl_kernels
 from txl import Engine, ModelConfig, TransformerXL
 from txl_kernels import rel_attention
 
@@ -66,6 +69,9 @@ CASES: dict[str, Callable[[], Run]] = {
 
 
 def main() -> None:
+    for package in (txl, txl_kernels):
+        if not Path(package.__path__[0]).resolve().is_relative_to(Path(sys.argv[1]).resolve()):
+            sys.exit(f"{package.__path__[0]} was imported instead of what is in {sys.argv[1]}")
     ready: dict[str, Run] = {}
     for line in sys.stdin:
         name = line.strip()

@@ -26,16 +26,18 @@ Others = tuple[Attention, ...]
 def implementations(
     machine: Machine, shape: Shape, direction: Direction, others: Others = QUICK, second_dtype: bool = True
 ) -> list[Implementation]:
-    """Return rel_attention on every backend, the other implementations, and rel_attention in
-    bfloat16 on a CPU."""
+    """Return rel_attention on every backend and the other implementations; on a CPU rel_attention
+    and the baseline in bfloat16, too."""
     backward = direction == "forward+backward"
     found = [timed(x, machine, shape, backward) for x in (*ours(machine, shape.L <= 16 and not backward), *others)]
     if second_dtype and machine.kind == "cpu":
-        found += [timed(x, machine, shape, backward, torch.bfloat16) for x in ours(machine)]
+        found += [timed(x, machine, shape, backward, torch.bfloat16) for x in (*ours(machine), BASELINE)]
     return found
 
 
-def both_ways(machine: Machine, shape: Shape, others: Others = QUICK, **options: Any) -> list[Comparison]:
+def both_ways(
+    machine: Machine, shape: Shape, others: Others = QUICK, group: str = "attention", **options: Any
+) -> list[Comparison]:
     """Return the comparisons of forward, and of forward with backward."""
     with_backward = tuple(x for x in others if x is not FLEX or machine.kind == "cuda")
     found = []
@@ -43,7 +45,9 @@ def both_ways(machine: Machine, shape: Shape, others: Others = QUICK, **options:
         runs = implementations(machine, shape, direction, others if direction == "forward" else with_backward)
         case = Case(direction=direction, shape=shape)
         limits = [arithmetic(machine), *([arithmetic(machine, torch.bfloat16)] if machine.kind == "cpu" else [])]
-        found.append(Comparison("attention", case, [*runs, *limits], **options))
+        if shape.L <= 16:
+            limits = [memory(machine, int(shape.read_bytes(machine.dtype.itemsize)))]
+        found.append(Comparison(group, case, [*runs, *limits], **options))
     return found
 
 
@@ -117,14 +121,19 @@ def test_long_memory_short_segment(machine: Machine, full: bool) -> list[Compari
     return both_ways(machine, Shape(1, 8, 128, 3800, 64))
 
 
-@comparisons("cpu", "cuda", "interpreter")
+@comparisons("cpu", backend="native")
+def test_small(machine: Machine, full: bool) -> list[Comparison]:
+    """Short utterances and batched generation."""
+    shapes = Shape(32, 4, 20, 50, 64), Shape(64, 4, 1, 256, 64)
+    return [x for shape in shapes for x in both_ways(machine, shape, (BASELINE,), "small and short", seconds=3)]
+
+
+@comparisons("cpu", "cuda")
 def test_length(machine: Machine, full: bool) -> list[Comparison]:
     """Speed against length, with L = M."""
-    batch, heads, steps = machine.pick(
-        cpu=(1, 8, [128, 256, 512, 1024] + [2048, 4096] * full),
-        cuda=(4, 16, [256, 512, 1024, 2048, 4096]),
-        interpreter=(1, 1, []),
-    )
+    batch, heads, steps = 1, 8, [128, 256, 512, 1024] + [2048, 4096] * full
+    if machine.kind == "cuda":
+        batch, heads, steps = 4, 16, [256, 512, 1024, 2048, 4096]
     found = []
     for length in steps:
         shape = Shape(batch, heads, length, length, 64)

@@ -50,12 +50,12 @@ def test_call_overhead(machine: Machine, full: bool) -> list[Comparison]:
         return repeat(functools.partial(F.scaled_dot_product_attention, x["q"], x["k_all"], x["v_all"]))
 
     runs = [
-        Implementation(x.name, x.algorithm, functools.partial(ours, name), x.role, x.backend)
-        for name, x in ((name, rel_attention_on(name)) for name in machine.backends_for_few_queries)
+        Implementation(rel_attention_on(name).name, functools.partial(ours, name), "ours")
+        for name in machine.backends_for_few_queries
     ]
     if "native" in machine.backends:
-        runs.append(Implementation("the native kernel alone", "native-kernel", alone, "part", "native"))
-    runs.append(Implementation(BASELINE.name, BASELINE.algorithm, plain, BASELINE.role))
+        runs.append(Implementation("the native kernel alone", alone, "part"))
+    runs.append(Implementation(BASELINE.name, plain, BASELINE.role))
     return [Comparison("call overhead", Case(direction="forward", shape=SMALL_CALL), runs, clock="wall", seconds=2)]
 
 
@@ -79,13 +79,12 @@ def test_start_up(machine: Machine, full: bool) -> list[Comparison]:
 
     first_call = _FIRST_CALL.format(device=machine.device)
     runs = [
-        Implementation(name, algorithm, functools.partial(process, code), role)
-        for name, algorithm, role, code in (
-            ("import txl_kernels", "import txl_kernels", "ours", "import txl_kernels"),
-            ("import txl_kernels, and the first call", "first call", "ours", first_call),
-            ("import txl (model and commands)", "import txl", "ours", "import txl, txl.commands.cli"),
-            ("baseline: import torch", "import torch", "baseline", "import torch"),
-        )
+        Implementation("import txl_kernels", functools.partial(process, "import txl_kernels"), "ours"),
+        Implementation("import txl_kernels, and the first call", functools.partial(process, first_call), "ours"),
+        Implementation(
+            "import txl (model and commands)", functools.partial(process, "import txl, txl.commands.cli"), "ours"
+        ),
+        Implementation("baseline: import torch", functools.partial(process, "import torch"), "baseline"),
     ]
     case = Case(unit="process", note="whole processes")
     return [Comparison("start-up", case, runs, clock="wall", seconds=1, minimum=3)]

@@ -60,27 +60,23 @@ def window(algorithm: str, config: ModelConfig, machine: Machine, attn_len: int)
     """Make an entry that predicts one token with the vanilla model."""
     predict = vanilla(built(config, machine), algorithm)
     tokens = text(1, attn_len, machine.device)
-    eager, compiled = algorithm == "vanilla-eager", algorithm in ("vanilla-compiled", "vanilla-last")
-    slow = machine.kind == "cpu" and attn_len > 800 and not compiled  # takes seconds, and nothing is compiled
+    slow = machine.kind == "cpu" and attn_len > 800 and algorithm != "vanilla-last"  # seconds, and nothing is compiled
     check = functools.partial(check_vanilla, algorithm, machine.dtype, machine.device)
-    maximum = 2 if machine.kind == "cpu" and attn_len > 1800 and eager else None
-    extra = {"paper_speedup": SPEED_UP[attn_len]}
+    maximum = 2 if machine.kind == "cpu" and attn_len > 1800 and algorithm == "vanilla-eager" else None
     work = vanilla_operations(config, algorithm, attn_len)
-    return Entry(lambda: predict(tokens), check, operations=work, warm_up=not slow, maximum=maximum, extra=extra)
+    return Entry(lambda: predict(tokens), check, operations=work, warm_up=not slow, maximum=maximum)
 
 
 @comparisons("cpu", "cuda")
 def test_table_9(machine: Machine, full: bool) -> list[Comparison]:
     on_gpu = machine.kind == "cuda"
     configs = {"enwik8-base": ENWIK8_BASE} | ({"enwik8-large": ENWIK8_LARGE} if full or on_gpu else {})
-    shortest, longest = min(ATTENTION_LENGTHS), max(ATTENTION_LENGTHS)
+    longest = max(ATTENTION_LENGTHS)
     found = []
     for model, config in configs.items():
         lengths = ATTENTION_LENGTHS if full or config is ENWIK8_BASE else (longest,)
-        # Lengths of what is compiled, for a minute each on a GPU; "vanilla-last" is the fastest.
-        compiled = {"vanilla-compiled": {shortest, longest}, "vanilla-last": set(lengths)}
-        if on_gpu:
-            compiled = dict.fromkeys(compiled, {longest} if config is ENWIK8_BASE else set())
+        # Lengths for which "vanilla-last" is compiled, which takes a minute each on a GPU.
+        compiled = lengths if not on_gpu else (longest,) if config is ENWIK8_BASE else ()
         for attn_len in sorted(lengths, reverse=on_gpu):  # the longest first, as a GPU may be borrowed
             size = (config, machine, attn_len)
             chosen = [(OURS, SEGMENT), (OURS, LONG_SEGMENT), (ORIGINAL, SEGMENT)]
@@ -91,10 +87,10 @@ def test_table_9(machine: Machine, full: bool) -> list[Comparison]:
                 name, role, _ = EVALUATORS[algorithm]
                 prepare = functools.partial(evaluator, algorithm, *size, segment)
                 title = f"{name}, segments of {segment}"
-                runs.append(Implementation(title, algorithm, prepare, role, segment=segment))
+                runs.append(Implementation(title, prepare, role, segment=segment))
             for algorithm, name in VANILLA.items():
-                if full or attn_len in compiled.get(algorithm, lengths):
-                    runs.append(Implementation(name, algorithm, functools.partial(window, algorithm, *size)))
+                if full or algorithm != "vanilla-last" or attn_len in compiled:
+                    runs.append(Implementation(name, functools.partial(window, algorithm, *size)))
             case = Case(unit="token", model=model, layers=config.n_layer, attn_len=attn_len)
             runs.append(arithmetic(machine))
             found.append(Comparison("evaluation speed", case, runs, clock="wall", seconds=6, minimum=3, maximum=30))
@@ -110,7 +106,7 @@ def test_generation(machine: Machine, full: bool) -> list[Comparison]:
         for algorithm, (name, role, _) in EVALUATORS.items():
             calls = 20 if algorithm == OURS else 1
             prepare = functools.partial(evaluator, algorithm, config, machine, attn_len, 1, calls)
-            runs.append(Implementation(name, algorithm, prepare, role, segment=1))
+            runs.append(Implementation(name, prepare, role, segment=1))
         case = Case(unit="token", model="enwik8-base", layers=config.n_layer, attn_len=attn_len)
         found.append(Comparison("generation", case, runs, clock="wall", seconds=10, minimum=3, maximum=30))
     return found

@@ -19,9 +19,7 @@ WAYS: dict[str, Role] = {peers.ACCELERATED: "ours", peers.ORIGINAL: "other"}
 def _both(entry: Any, *before: Any, after: tuple[Any, ...] = ()) -> list[Implementation]:
     """Return the implementations with the original and the accelerated layer, from entry(*before,
     way, *after)."""
-    return [
-        Implementation(way, way, functools.partial(entry, *before, way, *after), role) for way, role in WAYS.items()
-    ]
+    return [Implementation(way, functools.partial(entry, *before, way, *after), role) for way, role in WAYS.items()]
 
 
 def _shape(title: str, length: int) -> Shape:

@@ -16,18 +16,16 @@ from implementations.training import check as check_training
 
 @comparisons("cpu", "cuda")
 def test_attention_memory(machine: Machine, full: bool) -> list[Comparison]:
-    for_all, for_ours = machine.pick(
-        cpu=((512, 1024, 2048) + (4096,) * full, (4096,) * (not full) + (8192, 16384) * full),
-        cuda=((1024, 2048, 4096, 8192), (32768,)),
-        interpreter=((), ()),
-    )
+    for_all, for_ours = (512, 1024, 2048) + (4096,) * full, (4096,) * (not full) + (8192, 16384) * full
+    if machine.kind == "cuda":
+        for_all, for_ours = (1024, 2048, 4096, 8192), (32768,)
 
     def probe_of(x: Attention, length: int) -> Implementation:
         lengths = for_all + (for_ours if x.role == "ours" else ())
         checked = functools.partial(check, x.compute, True, machine.dtype, machine.device)
-        arguments = (x.algorithm, x.backend or "", lengths, length, machine, None if x is BASELINE else checked)
+        arguments = (x.name, lengths, length, machine, None if x is BASELINE else checked)
         prepare = functools.partial(probe, "attention", *arguments)
-        return Implementation(x.name, x.algorithm, prepare, x.role, x.backend)
+        return Implementation(x.name, prepare, x.role)
 
     mine, found = ours(machine), []
     for length in for_all + for_ours:
@@ -44,8 +42,8 @@ def test_training_step_memory(machine: Machine, full: bool) -> list[Comparison]:
     runs = []
     for algorithm, (name, role, make) in TRAINED.items():
         checked = functools.partial(check_training, make, machine.device)
-        prepare = functools.partial(probe, "step", algorithm, "", (length,), length, machine, checked)
-        runs.append(Implementation(name, algorithm, prepare, role))
+        prepare = functools.partial(probe, "step", algorithm, (length,), length, machine, checked)
+        runs.append(Implementation(name, prepare, role))
     shape = Shape(1, ENWIK8_BASE.n_head, length, length, ENWIK8_BASE.d_head)
     case = Case(unit="step", model="enwik8-base", layers=layers, shape=shape, note="training step")
     return [Comparison("peak memory", case, runs, clock="own", minimum=1)]
@@ -53,13 +51,10 @@ def test_training_step_memory(machine: Machine, full: bool) -> list[Comparison]:
 
 @comparisons("cpu", "cuda", backend=None)
 def test_softmax_memory(machine: Machine, full: bool) -> list[Comparison]:
-    def over(vocab_size: int, brief: Comparison | None = None) -> Comparison:
-        runs = []
-        for algorithm, x in SOFTMAXES.items():
-            check = checked(algorithm, machine.device)
-            prepare = functools.partial(probe, "softmax", algorithm, "", (vocab_size,), vocab_size, machine, check)
-            runs.append(Implementation(x.name, algorithm, prepare, x.role))
-        case = Case(unit="step", model="wt103-base", note=f"softmax of a training step, {note(vocab_size)}")
-        return Comparison("peak memory", case, runs, clock="own", minimum=1, brief=brief)
-
-    return [over(WT103_WORDS, brief=over(SMALL))]
+    vocab_size, runs = SMALL if machine.brief else WT103_WORDS, []
+    for algorithm, x in SOFTMAXES.items():
+        check = checked(algorithm, machine.device)
+        prepare = functools.partial(probe, "softmax", algorithm, (vocab_size,), vocab_size, machine, check)
+        runs.append(Implementation(x.name, prepare, x.role))
+    case = Case(unit="step", model="wt103-base", note=f"softmax of a training step, {note(vocab_size)}")
+    return [Comparison("peak memory", case, runs, clock="own", minimum=1)]

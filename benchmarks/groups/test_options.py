@@ -1,126 +1,58 @@
-"""Time saved by a window and by padding: the work depends on the visible pairs, not on the tensor
-sizes."""
+"""Time saved by telling which keys are padding: the work depends on the visible pairs, not on the
+tensor sizes."""
 
 import functools
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness.case import DIRECTIONS, Case, Shape
-from harness.comparison import Comparison, Entry, Implementation, comparisons, require
+from harness.case import Case, Shape
+from harness.comparison import Comparison, comparisons
 from harness.limits import arithmetic
 from harness.machine import Machine
-from implementations.attention import DENSE, NAMES, Attention, Compute, Inputs, check, entry, fused, ours
+from implementations.attention import DENSE
 from implementations.original import shift_both
-from txl_kernels import rel_attention
-
-WINDOW = 128
+from implementations.ways import Arguments, Way, compared, lengths, padded
 
 
-@comparisons("cpu", "cuda", backend=None)
-def test_window(machine: Machine, full: bool) -> list[Comparison]:
-    batch, heads = machine.pick(cpu=(1, 8), cuda=(8, 16), interpreter=(1, 1))
-    few, many = (Shape(batch, heads, 512, memory_len, 64) for memory_len in (128, 7680))
-    found = []
-    for direction in DIRECTIONS:
-        backward, runs = direction == "forward+backward", []
-        for attention in ours(machine):
-            inside = replace(attention, compute=functools.partial(fused, backend=attention.backend, window=WINDOW))
-            for label, call, shape in (
-                (f"window {WINDOW} of 640 keys", inside, few),
-                (f"window {WINDOW} of 8,192 keys", inside, many),
-                ("all 640 keys", attention, few),
-            ):
-                prepare = functools.partial(_timed, call, machine, shape, backward, windowed=call is inside)
-                name = f"{attention.name}, {label}"
-                runs.append(Implementation(name, call.algorithm, prepare, call.role, call.backend))
-        case = Case(direction=direction, shape=few, note=f"M{many.M} for 8,192 keys")
-        found.append(Comparison("window", case, runs, seconds=3))
-    return found
-
-
-def _timed(call: Attention, machine: Machine, shape: Shape, backward: bool, windowed: bool) -> Entry:
-    made = entry(call, machine, shape, backward)
-    if windowed:  # attention's own check has no window
-        made.check = functools.partial(check, call.compute, backward, machine.dtype, machine.device, shape, WINDOW)
-    return Entry(made.run, made.check)
-
-
-def padded_inputs(batch: int, heads: int, length: int, width: int, machine: Machine) -> Inputs:
-    """Make q, k, v [B, H, L, D], r [H, 2 L - 1, D], biases [H, D] and int32 lengths [B] from L / 4
-    to L."""
-    g = torch.Generator().manual_seed(0)
-    sizes = dict.fromkeys("qkv", (batch, heads, length, width)) | {"r": (heads, 2 * length - 1, width)}
-    sizes |= {"content_bias": (heads, width), "position_bias": (heads, width)}
-    x = {name: torch.randn(*size, generator=g).to(machine.device, machine.dtype) for name, size in sizes.items()}
-    lengths = torch.linspace(length / 4, length, batch).round().int()
-    return x | {"lengths": lengths.to(machine.device)}
-
-
-def padded(x: Inputs, backend: str | None = None, told: bool = True) -> Tensor:
-    end = x["lengths"][:, None] if told else None
-    zero_row = x["q"].size(2) - 1
-    return rel_attention(*(x[n] for n in NAMES), causal=False, zero_row=zero_row, end=end, backend=backend)
-
-
-def _scores(x: Inputs) -> Tensor:
+def _scores(x: Arguments) -> Tensor:
     """Compute a Conformer layer's positional scores [B, H, L, L], -inf at padding."""
     position = shift_both((x["q"] + x["position_bias"][:, None]) @ x["r"].flip(1).mT) * x["q"].size(-1) ** -0.5
     keys = torch.arange(position.size(-1), device=position.device)
-    return position.masked_fill(keys >= x["lengths"][:, None, None, None], -torch.inf)
+    return position.masked_fill(keys >= x["end"][..., None, None], -torch.inf)
 
 
-def padded_eager(x: Inputs) -> Tensor:
+def _eager(x: Arguments) -> Tensor:
     content = (x["q"] + x["content_bias"][:, None]) @ x["k"].mT * x["q"].size(-1) ** -0.5
     return (content + _scores(x)).softmax(-1) @ x["v"]
 
 
-def padded_dense(x: Inputs) -> Tensor:
+def _dense(x: Arguments) -> Tensor:
     return F.scaled_dot_product_attention(x["q"] + x["content_bias"][:, None], x["k"], x["v"], attn_mask=_scores(x))
 
 
-def padded_plain(x: Inputs) -> Tensor:
+def _plain(x: Arguments) -> Tensor:
     return F.scaled_dot_product_attention(x["q"], x["k"], x["v"])
-
-
-def check_padded(call: Compute, machine: Machine) -> None:
-    """Check an implementation against the float64 reference that gets the lengths."""
-    small = padded_inputs(3, 2, 50, 64, machine)
-    exact = {n: t if n == "lengths" else t.double() for n, t in small.items()}
-    with torch.no_grad():
-        require(call(small), padded(exact, "reference"), "out")
 
 
 @comparisons("cpu", "cuda")
 def test_padding(machine: Machine, full: bool) -> list[Comparison]:
     """A padded batch with lengths from a quarter of the longest to all of it."""
-    batch, heads, length = machine.pick(cpu=(8, 4, 512), cuda=(32, 8, 1024), interpreter=(1, 1, 1))
-
-    def prepare(call: Compute, right: bool, products: int = 3) -> Entry:
-        inputs = padded_inputs(batch, heads, length, 64, machine)
-        run = torch.no_grad()(functools.partial(call, inputs))
-        work = products * 2.0 * heads * 64 * length * float(inputs["lengths"].sum())  # only keys that are not padding
-        return Entry(run, functools.partial(check_padded, call, machine) if right else None, operations=work)
-
-    runs = []
-    for x in ours(machine):
-        told = functools.partial(prepare, functools.partial(padded, backend=x.backend), True)
-        blind = functools.partial(prepare, functools.partial(padded, backend=x.backend, told=False), False)
-        runs.append(Implementation(x.name, x.algorithm, told, x.role, x.backend))
-        runs.append(Implementation(f"{x.name}, not told of padding", "rel_attention-blind", blind, "part", x.backend))
-    runs += [
-        Implementation("Conformer as commonly written", "conformer", functools.partial(prepare, padded_eager, True)),
-        Implementation(DENSE.name, DENSE.algorithm, functools.partial(prepare, padded_dense, True)),
-        Implementation(
-            "baseline: plain SDPA over the padding too",
-            "sdpa",
-            functools.partial(prepare, padded_plain, False, 2),
-            "baseline",
-        ),
-        arithmetic(machine),
+    shape = Shape(32, 8, 1024, 0, 64) if machine.kind == "cuda" else Shape(8, 4, 512, 0, 64)
+    product = 2.0 * shape.H * shape.D * shape.L * sum(lengths(shape))  # only keys that are not padding
+    ways = []
+    for backend in machine.backends:
+        name, told = f"rel_attention, {backend}", functools.partial(padded, backend=backend)
+        ways += [
+            Way(name, told, "ours", operations=3 * product),
+            Way(f"{name}, not told of padding", functools.partial(told, told=False), operations=3 * product),
+        ]
+    ways += [
+        Way("Conformer as commonly written", padded, "other", _eager, 3 * product),
+        Way(DENSE.name, padded, "other", _dense, 3 * product),
+        Way("baseline: plain SDPA over the padding too", padded, "baseline", _plain, 2 * product),
     ]
-    shape = Shape(batch, heads, length, 0, 64)
-    case = Case(direction="forward", shape=shape, note="bidirectional, 1/4 to all of it filled")
-    return [Comparison("padding", case, runs, seconds=4)]
+    case = Case(shape=shape, note="bidirectional, 1/4 to all of it filled")
+    small, limits = Shape(3, 2, 50, 0, 64), (arithmetic(machine),)
+    return compared("padding", machine, case, shape, small, ways, directions=("forward",), limits=limits)

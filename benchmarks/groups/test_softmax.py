@@ -10,15 +10,12 @@ from implementations.models import WT103_WORDS
 from implementations.softmax import SMALL, SOFTMAXES, entry, note
 
 
-def _over(vocab_size: int, machine: Machine, brief: Comparison | None = None) -> Comparison:
+@comparisons("cpu", "cuda", backend=None)
+def test_softmax(machine: Machine, full: bool) -> list[Comparison]:
+    vocab_size = SMALL if machine.brief else WT103_WORDS
     runs = [
-        Implementation(x.name, algorithm, functools.partial(entry, algorithm, vocab_size, machine.device), x.role)
+        Implementation(x.name, functools.partial(entry, algorithm, vocab_size, machine.device), x.role)
         for algorithm, x in SOFTMAXES.items()
     ]
     case = Case(unit="token", direction="forward+backward", model="wt103-base", note=note(vocab_size))
-    return Comparison("softmax", case, runs, clock="wall", seconds=45, minimum=4, maximum=30, brief=brief)
-
-
-@comparisons("cpu", "cuda", backend=None)
-def test_softmax(machine: Machine, full: bool) -> list[Comparison]:
-    return [_over(WT103_WORDS, machine, brief=_over(SMALL, machine))]
+    return [Comparison("softmax", case, runs, clock="wall", seconds=45, minimum=4, maximum=30)]

@@ -8,24 +8,24 @@ from harness.case import Case, Shape
 from harness.comparison import Comparison, Implementation, comparisons
 from harness.machine import Machine
 from implementations.models import ENWIK8_BASE
-from implementations.training import BOUND, ORIGINAL, OURS, TRAINED, entry, without_attention
+from implementations.training import ORIGINAL, OURS, TRAINED, entry, without_attention
 
 
 @comparisons("cpu", "cuda")
 def test_training_step(machine: Machine, full: bool) -> list[Comparison]:
-    sizes = machine.pick(cpu=[(2, 8)] + [(1, 22)] * full, cuda=[(12, 22)], interpreter=[])
+    sizes = [(12, 22)] if machine.kind == "cuda" else [(2, 8)] + [(1, 22)] * full
     found = []
     for layers, batch in sizes:
         config = replace(ENWIK8_BASE, n_layer=layers)
         length = config.mem_len
         options = (config, batch, length, machine.device)
         runs = [
-            Implementation(name, algorithm, functools.partial(entry, algorithm, *options), role)
+            Implementation(name, functools.partial(entry, algorithm, *options), role)
             for algorithm, (name, role, _) in TRAINED.items()
             if full or algorithm in (OURS, ORIGINAL)
         ]
         rest = functools.partial(without_attention, *options)
-        runs.append(Implementation("bound: all but the attention", BOUND, rest, "part"))
+        runs.append(Implementation("bound: all but the attention", rest, "part"))
         shape = Shape(batch, config.n_head, length, length, config.d_head)
         case = Case(unit="token", model="enwik8-base", layers=layers, shape=shape)
         found.append(Comparison("training step", case, runs, clock="wall", seconds=15, minimum=3, maximum=30))

@@ -4,7 +4,7 @@ title has to be parsed, and shares of the machine's limits."""
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-SCHEMA = 2  # version of the records' fields, incremented with every change
+SCHEMA = 3  # version of the records' fields, incremented with every change
 Direction = Literal["forward", "forward+backward"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "forward+backward")
 Row = dict[str, Any]

@@ -44,7 +44,7 @@ class Entry:
         limit: "operations" or "bytes" if this is the machine's own limit of that rate.
         warm_up: False also counts the first run, for runs so long that a warm-up makes no
             difference.
-        most: maximum number of rounds, if less than the comparison's.
+        maximum: maximum number of rounds, if less than the comparison's.
         extra: further fields for the record; `run` may fill it.
     """
 
@@ -64,28 +64,24 @@ class Implementation:
     """An implementation of a comparison's work.
 
     Attributes:
-        name: the displayed name, unique in a comparison; it is never parsed.
-        algorithm: short name of the method, by which tables and plots select.
+        name: the displayed name, unique in a comparison, by which documents select; never parsed.
         prepare: makes the entry; called when the comparison starts.
         role: "ours", a "part" of ours, an "other" that computes the same, a "baseline" that
             computes less, or a "limit" of the machine.
-        backend: backend of rel_attention.
         dtype: the dtype, if it is not the record's.
         segment: number of tokens read at once.
     """
 
     name: str
-    algorithm: str
     prepare: Callable[[], Entry]
     role: Role = "other"
-    backend: str | None = None
     dtype: str | None = None
     segment: int | None = None
 
     def to_json(self) -> Row:
         """Return the fields for a record, without those that are None."""
-        fields = {"implementation": self.name, "algorithm": self.algorithm, "role": self.role}
-        options = {"backend": self.backend, "dtype": self.dtype, "segment": self.segment}
+        fields = {"implementation": self.name, "role": self.role}
+        options = {"dtype": self.dtype, "segment": self.segment}
         return fields | {name: value for name, value in options.items() if value is not None}
 
 
@@ -94,7 +90,6 @@ class Comparison:
     """Implementations of one case, those of this package first.
 
     clock: "device", "cold" (device time, with other data in the caches), "wall", or "own".
-    brief: the comparison that replaces this one under --brief, if this one takes too long.
 
     Raises:
         ValueError: two implementations have the same name.
@@ -107,7 +102,6 @@ class Comparison:
     seconds: float = 4.0
     minimum: int = 4
     maximum: int = 200
-    brief: "Comparison | None" = None
 
     def __post_init__(self) -> None:
         names = [x.name for x in self.implementations]

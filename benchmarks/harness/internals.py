@@ -1,8 +1,8 @@
 """Uses of txl_kernels beyond its public interface; the benchmarks have no others."""
 
-import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -51,60 +51,6 @@ def native_kernel(tensors: list[Tensor]) -> Callable[[], object]:
     return lambda: plan.forward(call, out, None, threads, 0)
 
 
-@contextlib.contextmanager
-def attention_of_the_layer(replacement: Callable[..., Tensor]) -> Iterator[None]:
+def attention_of_the_layer(replacement: Callable[..., Tensor]) -> AbstractContextManager[object]:
     """A context in which `RelAttention` calls the replacement instead of rel_attention."""
-    with _replaced(txl_kernels.attention_layer, "rel_attention", replacement):
-        yield
-
-
-@contextlib.contextmanager
-def triton_tile(kernel: str, tile: tuple[int, int, int, int]) -> Iterator[None]:
-    """A context in which a Triton kernel uses this tile: (queries, keys, warps, stages)."""
-    from txl_kernels.backends.triton import config, plan
-
-    real = config.choose
-
-    def choose(which: str, *rest: Any) -> config.Config:
-        return config.Config(*tile) if which == kernel else real(which, *rest)
-
-    with _replaced(config, "choose", choose, plan.forget):
-        yield
-
-
-@contextlib.contextmanager
-def triton_same_bits() -> Iterator[None]:
-    """A context in which the Triton backend computes dr without atomics."""
-    from txl_kernels.backends.triton import config
-
-    with _replaced(config, "dr_by_atomics", lambda: False):
-        yield
-
-
-@contextlib.contextmanager
-def triton_table_tile(tile: tuple[int, int, int, int]) -> Iterator[None]:
-    """`triton_tile` for backward_table, which runs only without atomics."""
-    with triton_same_bits(), triton_tile("backward_table", tile):
-        yield
-
-
-@contextlib.contextmanager
-def triton_pointers() -> Iterator[None]:
-    """A context in which the Triton backend uses pointers even where it could use descriptors."""
-    from txl_kernels.backends.triton import plan
-
-    with _replaced(plan, "describable", lambda x: False, plan.forget):
-        yield
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any, forget: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """A context with an attribute replaced; forget: drops what was cached for the other value."""
-    real = getattr(owner, name)
-    setattr(owner, name, value)
-    forget()
-    try:
-        yield
-    finally:
-        setattr(owner, name, real)
-        forget()
+    return mock.patch.object(txl_kernels.attention_layer, "rel_attention", replacement)

@@ -18,15 +18,15 @@ def arithmetic(machine: Machine, dtype: torch.dtype = torch.float32) -> Implemen
     if machine.kind == "cpu":
         name, prepare = "FMA peak" if dtype == torch.float32 else "bfloat16 peak", functools.partial(_fma, dtype)
     said = None if dtype == torch.float32 else str(dtype).removeprefix("torch.")
-    return Implementation(f"limit: {name}", "arithmetic", prepare, "limit", dtype=said)
+    return Implementation(f"limit: {name}", prepare, "limit", dtype=said)
 
 
 def memory(machine: Machine, size: int) -> Implementation:
     """Make the limit of memory: reading `size` bytes once on all of torch's threads; on a GPU
     copying a gibibyte, counted as bytes read and written."""
     if machine.kind == "cpu":
-        return Implementation("limit: a plain read", "memory", functools.partial(_read, size), "limit")
-    return Implementation("limit: a copy", "memory", functools.partial(_copy, machine), "limit")
+        return Implementation("limit: a plain read", functools.partial(_read, size), "limit")
+    return Implementation("limit: a copy", functools.partial(_copy, machine), "limit")
 
 
 def _fma(dtype: torch.dtype) -> Entry:

@@ -30,14 +30,17 @@ _BEYOND_CACHES = 2**28  # bytes; more than the last-level cache shared by 2 to 6
 
 class Machine:
     """The machine that runs the benchmarks: the CPU, the GPU, or "interpreter", which runs tiny
-    problems in Triton's interpreter and whose times have no meaning."""
+    problems in Triton's interpreter and whose times have no meaning.
 
-    def __init__(self, kind: str) -> None:
+    brief: one cold round of each implementation, of smaller problems where one takes long.
+    """
+
+    def __init__(self, kind: str, brief: bool = False) -> None:
         if kind == "auto":
             kind = "cuda" if torch.cuda.is_available() else "cpu"
         if kind == "interpreter" and not internals.interpreted():
             raise ValueError("--device interpreter needs TRITON_INTERPRET=1 in the environment")
-        self.kind = kind
+        self.kind, self.brief = kind, brief
         self.device = torch.device("cuda" if kind == "cuda" else "cpu")
         self.dtype = torch.bfloat16 if kind == "cuda" else torch.float32
         names = ["triton"] if kind == "interpreter" else available_backends(self.device, self.dtype)

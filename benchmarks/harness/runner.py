@@ -1,5 +1,5 @@
 """Runner of comparisons: it checks each implementation, times all of them in interleaved rounds,
-records the rows and prints them.
+and records the rows.
 
 On a shared machine only interleaved times can be compared, so all implementations of a comparison
 run round by round in one process. pytest-benchmark then gets each one's times through a clock that
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.case import SCHEMA, Row, add_shares, disturbed
+from harness.case import SCHEMA, Row, add_shares
 from harness.comparison import Comparison, Entry, Unavailable
 from harness.machine import Machine
 from txl.paths import replace_text
@@ -33,8 +33,8 @@ class Runner:
         times: seconds of each round, by the same keys.
     """
 
-    def __init__(self, machine: Machine, record: Path | None, deadline: float, brief: bool = False) -> None:
-        self.machine, self.record, self.deadline, self.brief = machine, record, deadline, brief
+    def __init__(self, machine: Machine, record: Path | None, deadline: float) -> None:
+        self.machine, self.record, self.deadline = machine, record, deadline
         self.about: Row = {}
         self.done: dict[str, Comparison] = {}
         self.rows: dict[str, dict[str, Row]] = {}
@@ -79,7 +79,7 @@ class Runner:
                 if entry.check is not None:
                     entry.check()
                 clock = self._clock(comparison, entry)
-                if entry.warm_up and not self.brief:
+                if entry.warm_up and not self.machine.brief:
                     clock()  # raises here if it cannot run at this size
             except Exception as error:
                 lost(name, error)
@@ -88,7 +88,7 @@ class Runner:
         maximum = {
             name: min(comparison.maximum, entry.maximum or comparison.maximum) for name, entry in entries.items()
         }
-        seconds, minimum = (0.0, 1) if self.brief else (comparison.seconds, comparison.minimum)
+        seconds, minimum = (0.0, 1) if self.machine.brief else (comparison.seconds, comparison.minimum)
         times, errors = take_turns(runs, seconds=seconds, minimum=minimum, maximum=maximum) if runs else ({}, {})
         for name, failure in errors.items():
             lost(name, failure)
@@ -201,28 +201,3 @@ def header(machine: Machine) -> str:
     others = "the original algorithm, SDPA and whole models"
     where = f"{machine.name}{threads}, {dtype}"
     return f"benchmarks: rel_attention ({ours}) against {others}; {where}; timed in turns, medians"
-
-
-def table(comparison: Comparison, rows: dict[str, Row]) -> list[str]:
-    """Return a line for each implementation."""
-    first = next(iter(rows.values())).get("median_ms")
-    per_token = comparison.case.unit == "token"
-    lines = ["", comparison.title]
-    lines += [f"  {name:<52}{_line(row, first, per_token)}" for name, row in rows.items()]
-    said = disturbed(list(rows.values()))
-    return [*lines, f"  disturbed: {said}"] if said else lines
-
-
-def _line(row: Row, first: float | None, per_token: bool) -> str:
-    if "median_ms" not in row:
-        return f"{row['status']}: {row['error'].splitlines()[0][:120]}"
-    low, high = row["quartiles_ms"]
-    parts = [f"{row['median_ms']:>11.4g} ms  [{low:.4g}, {high:.4g}]"]
-    parts += [f"{row['median_ms'] / first:>7.2f}x"] if first else []
-    parts += [f"{row[key]:.0f} {unit}" for key, unit in (("gflops", "GFLOP/s"), ("gb_per_s", "GB/s")) if key in row]
-    shares = (("share_of_operations", "of the peak"), ("share_of_bytes", "of a plain read"))
-    parts += [f"{row[key]:.0%} {words}" for key, words in shares if key in row]
-    parts += [f"(the paper: {row['paper_speedup']:,}x)"] if "paper_speedup" in row else []
-    parts += [f"{row['peak_mib']:.0f} MiB"] if "peak_mib" in row else []
-    parts += [f"{1e3 / row['median_ms']:,.4g} tokens/s"] if per_token and "limit" not in row else []
-    return "  ".join(parts)

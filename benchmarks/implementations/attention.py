@@ -46,14 +46,12 @@ class Attention:
     """An implementation of attention; fields as in `Implementation`."""
 
     name: str
-    algorithm: str
     compute: Compute
     role: Role = "other"
-    backend: str | None = None
 
 
-def fused(x: Inputs, backend: str | None = None, window: int | None = None) -> Tensor:
-    return rel_attention(*(x[n] for n in NAMES), (x["k_mem"], x["v_mem"]), window=window, backend=backend)
+def fused(x: Inputs, backend: str | None = None) -> Tensor:
+    return rel_attention(*(x[n] for n in NAMES), (x["k_mem"], x["v_mem"]), backend=backend)
 
 
 def eager_bhls(x: Inputs) -> Tensor:
@@ -148,16 +146,15 @@ def ours(machine: Machine, short: bool = False) -> list[Attention]:
 
 
 def rel_attention_on(backend: str) -> Attention:
-    compute = functools.partial(fused, backend=backend)
-    return Attention(f"rel_attention, {backend}", "rel_attention", compute, "ours", backend)
+    return Attention(f"rel_attention, {backend}", functools.partial(fused, backend=backend), "ours")
 
 
-ORIGINAL = Attention("the paper's PyTorch code", "original-qkbh", eager_qkbh)
-EAGER = Attention("the paper's algorithm, [B, H, L, S]", "original-bhls", eager_bhls)
-COMPILED = Attention("the paper's algorithm, [B, H, L, S], compiled", "original-bhls-compiled", compiled_bhls)
-DENSE = Attention("SDPA with dense bias", "sdpa-dense-bias", dense_bias_sdpa)
-FLEX = Attention("FlexAttention, captured bias", "flex", flex)
-BASELINE = Attention("baseline: plain SDPA", "sdpa", plain_sdpa, "baseline")
+ORIGINAL = Attention("the paper's PyTorch code", eager_qkbh)
+EAGER = Attention("the paper's algorithm, [B, H, L, S]", eager_bhls)
+COMPILED = Attention("the paper's algorithm, [B, H, L, S], compiled", compiled_bhls)
+DENSE = Attention("SDPA with dense bias", dense_bias_sdpa)
+FLEX = Attention("FlexAttention, captured bias", flex)
+BASELINE = Attention("baseline: plain SDPA", plain_sdpa, "baseline")
 OTHERS = (ORIGINAL, EAGER, COMPILED, DENSE, FLEX, BASELINE)
 
 
@@ -174,35 +171,35 @@ def split_gradients(inputs: Inputs, out: Tensor, dout: Tensor) -> dict[str, Tens
     return by_name if reversed_table is None else by_name | {"r": reversed_table.flip(1)}
 
 
-def check(
-    compute: Compute,
-    backward: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-    shape: Shape = SMALL,
-    window: int | None = None,
-) -> None:
-    """Check values, and gradients if `backward`, on a small problem that takes the same paths
-    through the kernels as `shape`.
+def floats(x: dict[str, Any]) -> Inputs:
+    """Return the tensors of floating dtype."""
+    return {name: y for name, y in x.items() if isinstance(y, Tensor) and y.is_floating_point()}
+
+
+def agree(call: Callable[[Any], Tensor], reference: Callable[[Any], Tensor], x: dict[str, Any], backward: bool) -> None:
+    """Compare values, and gradients if `backward`, of call(x) with the reference's in float64.
 
     Raises:
-        AssertionError: they differ from the float64 reference by more than the bound of dtype.
+        AssertionError: they differ by more than the bound of the dtype.
     """
+    exact = x | {name: y.detach().double().requires_grad_() for name, y in floats(x).items()}
+    with torch.set_grad_enabled(backward):
+        got, want = call(x), reference(exact)
+    require(got, want, "out")
+    if backward:
+        weight = torch.randn_like(want)
+        got_grads = split_gradients(floats(x), got, weight.to(got.dtype))
+        for name, gradient in split_gradients(floats(exact), want, weight).items():
+            require(got_grads[name], gradient, f"gradient of {name}")
+
+
+def check(compute: Compute, backward: bool, dtype: torch.dtype, device: torch.device, shape: Shape = SMALL) -> None:
+    """Check values, and gradients if `backward`, against the float64 reference, on a small problem
+    that takes the same paths through the kernels as `shape`."""
     few = shape.L <= 16  # decode splits the keys into several parts
     batch, heads = (min(shape.B, 8), shape.H) if device.type == "cuda" else (min(shape.B, 2), 2)
     small = Shape(batch, heads, min(shape.L, 70), min(shape.M, 1200 if few else 200), shape.D)
-    inputs = make_inputs(small, dtype, device)
-    exact = {n: t.detach().double().requires_grad_() for n, t in inputs.items()}
-    if not backward:
-        with torch.no_grad():
-            return require(compute(inputs), fused(exact, "reference", window), "out")
-    got, want = compute(inputs), fused(exact, "reference", window)
-    require(got, want, "out")
-    weight = torch.randn(want.shape, dtype=torch.float64, device=device)
-    got_grads = split_gradients(inputs, got, weight.to(dtype))
-    for name, gradient in split_gradients(exact, want, weight).items():
-        require(got_grads[name], gradient, f"gradient of {name}")
-    return None
+    agree(compute, functools.partial(fused, backend="reference"), make_inputs(small, dtype, device), backward)
 
 
 def timed(
@@ -219,7 +216,7 @@ def timed(
     if dtype is not None:
         said = str(dtype).removeprefix("torch.")
         name = f"{name}, {said}"
-    return Implementation(name, attention.algorithm, prepare, attention.role, attention.backend, said)
+    return Implementation(name, prepare, attention.role, said)
 
 
 def entry(

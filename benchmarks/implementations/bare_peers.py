@@ -5,6 +5,7 @@ replaced by empty ones, and what it needs of others by stubs.
 """
 
 import contextlib
+import functools
 import importlib
 import logging
 import os
@@ -51,6 +52,15 @@ def _alone(dotted: str) -> Any:
     return importlib.import_module(dotted)
 
 
+cosyvoice = functools.partial(_alone, "cosyvoice.transformer.attention")
+chatterbox = functools.partial(_alone, "chatterbox.models.s3gen.transformer.attention")
+indextts = functools.partial(_alone, "indextts.gpt.conformer.attention")
+fireredasr = functools.partial(_alone, "fireredasr.models.module.conformer_encoder")
+espnet = functools.partial(_alone, "espnet.nets.pytorch_backend.transformer.attention")
+espnet_transducer = functools.partial(_alone, "espnet2.asr_transducer.encoder.modules.attention")
+funasr = functools.partial(_alone, "funasr.models.transformer.attention")
+
+
 def transformers(model: str) -> Any:
     """Load modeling_<model> of transformers, whose imports are limited to what is used."""
     return importlib.import_module(f"transformers.models.{model}.modeling_{model}")
@@ -80,30 +90,6 @@ def enformer() -> Any:
     return _alone("enformer_pytorch.modeling_enformer")
 
 
-def cosyvoice() -> Any:
-    return _alone("cosyvoice.transformer.attention")
-
-
-def chatterbox() -> Any:
-    return _alone("chatterbox.models.s3gen.transformer.attention")
-
-
-def indextts() -> Any:
-    return _alone("indextts.gpt.conformer.attention")
-
-
-def fireredasr() -> Any:
-    return _alone("fireredasr.models.module.conformer_encoder")
-
-
-def espnet() -> Any:
-    return _alone("espnet.nets.pytorch_backend.transformer.attention")
-
-
-def espnet_transducer() -> Any:
-    return _alone("espnet2.asr_transducer.encoder.modules.attention")
-
-
 def espnet_beats() -> Any:
     for name in ("torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi", "espnet2", "espnet2.asr"):
         _module(name)
@@ -114,10 +100,6 @@ def espnet_beats() -> Any:
         _module(name)
     _module("espnet.nets.pytorch_backend.nets_utils", make_pad_mask=None, roll_tensor=None)
     return _alone("espnet2.asr.encoder.beats_encoder")
-
-
-def funasr() -> Any:
-    return _alone("funasr.models.transformer.attention")
 
 
 def speechbrain() -> Any:

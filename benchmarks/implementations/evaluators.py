@@ -133,7 +133,6 @@ def _outside(config: ModelConfig) -> float:
 VANILLA = {
     "vanilla-eager": "vanilla, eager as published",
     "vanilla-flash": "vanilla, flash SDPA",
-    "vanilla-compiled": "vanilla, flash SDPA, compiled",
     "vanilla-flash-last": "vanilla, flash SDPA, last layer for one token",
     "vanilla-last": "vanilla, compiled, last layer for one token",
 }
@@ -144,8 +143,8 @@ def vanilla(model: TransformerXL, algorithm: str) -> Callable[[Tensor], Tensor]:
     memory; return predict(window [B, W]) -> logits [B, vocab_size].
 
     algorithm: "vanilla-eager": full scores in the original's layout; "vanilla-flash": torch's fused
-    attention; "vanilla-compiled": the same with each layer under torch.compile, which multiplies by
-    MKL; "..-last": the last layer computes only the last token.
+    attention; "..-last": the last layer computes only the last token; "vanilla-last": each layer is
+    under torch.compile, which multiplies by MKL.
     """
     torch.manual_seed(1)
     # Weights that every dtype represents exactly, so that models of two dtypes are equal.
@@ -157,7 +156,7 @@ def vanilla(model: TransformerXL, algorithm: str) -> Callable[[Tensor], Tensor]:
     if algorithm == "vanilla-eager":
         for block in it.layers:
             block.attention.attend = _eager_attend
-    if algorithm in ("vanilla-compiled", "vanilla-last"):
+    if algorithm == "vanilla-last":
         compiler()
         for block in it.layers:
             block.compile(dynamic=True)

@@ -1,13 +1,13 @@
 """Measurement of one implementation's peak memory in a separate process: python -m
-implementations.memory WORK ALGORITHM BACKEND LENGTHS DEVICE.
+implementations.memory WORK NAME LENGTHS DEVICE.
 
 WORK: "attention" (forward and backward, B1 H8 D64, L = M), "step" (a training step of two layers
 with enwik8-base's sizes, B1), "softmax" (a training step's, with LENGTH words in the vocabulary) or
-"peer" (another library's layer). BACKEND: the backend of rel_attention, the peer layer's title, or
-empty. LENGTHS, separated by commas, are measured in this order after a tiny one, so that libraries
+"peer" (another library's layer). NAME: of the implementation; for "peer" the way and the layer's
+title. LENGTHS, separated by commas, are measured in this order after a tiny one, so that libraries
 loaded on first use do not count.
-It prints a line of JSON for each length, with length, seconds, peak_mib above the memory used
-before, and that memory (inputs or parameters) as before_mib.
+It prints a line of JSON for each length, with length, seconds, and peak_mib above the memory used
+before by inputs or parameters.
 """
 
 import functools
@@ -26,27 +26,16 @@ import torch
 from harness.case import Shape
 from harness.comparison import Entry
 from harness.machine import Machine
-from implementations.attention import OTHERS, entry, rel_attention_on
+from implementations.attention import OTHERS, entry, ours
 
 _BENCHMARKS = Path(__file__).parents[1]
 
 
 @functools.cache
-def probed(
-    kind: str, algorithm: str, backend: str, lengths: tuple[int, ...], device: str
-) -> tuple[dict[int, Any], str]:
+def probed(kind: str, name: str, lengths: tuple[int, ...], device: str) -> tuple[dict[int, Any], str]:
     """Run the process; return its measurements by length, and how it ended if it did not reach the
     last."""
-    command = [
-        sys.executable,
-        "-m",
-        "implementations.memory",
-        kind,
-        algorithm,
-        backend,
-        ",".join(map(str, lengths)),
-        device,
-    ]
+    command = [sys.executable, "-m", "implementations.memory", kind, name, ",".join(map(str, lengths)), device]
     path = os.pathsep.join([str(_BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -54,13 +43,11 @@ def probed(
     return {line.pop("length"): line for line in lines}, f"exit status {done.returncode}: {reason}"
 
 
-def probe(
-    kind: str, algorithm: str, backend: str, lengths: tuple[int, ...], length: int, machine: Machine, checked: Any
-) -> Entry:
+def probe(kind: str, name: str, lengths: tuple[int, ...], length: int, machine: Machine, checked: Any) -> Entry:
     extra: dict[str, Any] = {}
 
     def run() -> float:
-        found, end = probed(kind, algorithm, backend, lengths, machine.kind)
+        found, end = probed(kind, name, lengths, machine.kind)
         if length not in found:
             raise RuntimeError(end)
         extra.update(found[length])
@@ -69,23 +56,24 @@ def probe(
     return Entry(run, checked, warm_up=False, maximum=1, extra=extra)
 
 
-def work(kind: str, algorithm: str, backend: str, length: int, machine: Machine) -> Callable[[], object]:
+def work(kind: str, name: str, length: int, machine: Machine) -> Callable[[], object]:
     if kind == "attention":
-        found = rel_attention_on(backend) if backend else next(x for x in OTHERS if x.algorithm == algorithm)
+        found = next(x for x in (*ours(machine), *OTHERS) if x.name == name)
         return entry(found, machine, Shape(1, 8, length, length, 64), backward=True).run
     if kind == "peer":
-        from implementations import peers  # BACKEND is the layer's title
+        from implementations import peers
 
-        return peers.layer_step(backend, algorithm, max(length, min(peers.BATCHES)), backward=True)
+        way, _, title = name.partition(" ")
+        return peers.layer_step(title, way, max(length, min(peers.BATCHES)), backward=True)
     if kind == "softmax":
         from implementations import softmax  # not imported for attention alone
 
-        return softmax.step(algorithm, length, machine.device)
+        return softmax.step(name, length, machine.device)
     from implementations.models import ENWIK8_BASE
     from implementations.training import TRAINED, step
 
     config = replace(ENWIK8_BASE, n_layer=2, mem_len=length)
-    return step(TRAINED[algorithm].make, config, 1, length, machine.device)
+    return step(TRAINED[name].make, config, 1, length, machine.device)
 
 
 def _high_water() -> float:
@@ -99,26 +87,19 @@ def measured(run: Callable[[], object], machine: Machine) -> dict[str, float]:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated() / 2**20
         seconds = machine.wall(run)
-        return {
-            "seconds": seconds,
-            "peak_mib": torch.cuda.max_memory_allocated() / 2**20 - before,
-            "before_mib": before,
-        }
+        return {"seconds": seconds, "peak_mib": torch.cuda.max_memory_allocated() / 2**20 - before}
     machine.free_memory()
     with open("/proc/self/clear_refs", "w") as refs:
         refs.write("5")  # resets the peak
     before = _high_water()
     begin = time.perf_counter()
     run()
-    return {"seconds": time.perf_counter() - begin, "peak_mib": _high_water() - before, "before_mib": before}
+    return {"seconds": time.perf_counter() - begin, "peak_mib": _high_water() - before}
 
 
 if __name__ == "__main__":
-    kind, algorithm, backend, lengths, device = sys.argv[1:]
+    kind, name, lengths, device = sys.argv[1:]
     machine = Machine(device)
-    work(kind, algorithm, backend, 16, machine)()
+    work(kind, name, 16, machine)()
     for length in map(int, lengths.split(",")):
-        print(
-            json.dumps({"length": length} | measured(work(kind, algorithm, backend, length, machine), machine)),
-            flush=True,
-        )
+        print(json.dumps({"length": length} | measured(work(kind, name, length, machine), machine)), flush=True)

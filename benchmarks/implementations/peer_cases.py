@@ -403,20 +403,11 @@ def _fireredasr(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout:
     return PeerCase(module, lambda f, x: f(x, x, x, encodings.to(x.dtype), mask=seen)[0], x, _alive(seen, real))
 
 
-def _espnet(package: str, zero_triu: bool = False) -> Callable[..., PeerCase]:
+def _espnet(package: Callable[[], Any], legacy: bool = False, zero_triu: bool = False) -> Callable[..., PeerCase]:
     def maker(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float) -> PeerCase:
-        m = bare.funasr() if package == "funasr" else bare.espnet()
-        module = m.RelPositionMultiHeadedAttention(s.heads, s.d, dropout, zero_triu)
-        encodings = sinusoids(s.T - 1, 1 - s.T, s.d)
-        return PeerCase(module, lambda f, x: f(x, x, x, encodings.to(x.dtype), seen), x, _alive(seen, real))
-
-    return maker
-
-
-def _legacy(package: Callable[[], Any]) -> Callable[..., PeerCase]:
-    def maker(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float) -> PeerCase:
-        module = package().LegacyRelPositionMultiHeadedAttention(s.heads, s.d, dropout)
-        encodings = sinusoids(s.T - 1, 0, s.d)
+        name = "Legacy" * legacy + "RelPositionMultiHeadedAttention"
+        module = getattr(package(), name)(s.heads, s.d, dropout, zero_triu)
+        encodings = sinusoids(s.T - 1, 0 if legacy else 1 - s.T, s.d)
         return PeerCase(module, lambda f, x: f(x, x, x, encodings.to(x.dtype), seen), x, _alive(seen, real))
 
     return maker
@@ -573,11 +564,11 @@ MAKERS: dict[str, Callable[..., PeerCase]] = {
     "enformer": _enformer,
     "cosyvoice": _wenet(bare.cosyvoice),
     "fireredasr": _fireredasr,
-    "espnet": _espnet("espnet"),
-    "espnet zero_triu": _espnet("espnet", zero_triu=True),
-    "funasr": _espnet("funasr"),
-    "espnet legacy": _legacy(bare.espnet),
-    "funasr legacy": _legacy(bare.funasr),
+    "espnet": _espnet(bare.espnet),
+    "espnet zero_triu": _espnet(bare.espnet, zero_triu=True),
+    "funasr": _espnet(bare.funasr),
+    "espnet legacy": _espnet(bare.espnet, legacy=True),
+    "funasr legacy": _espnet(bare.funasr, legacy=True),
     "espnet transducer": _transducer(bare.espnet_transducer, "RelPositionMultiHeadedAttention"),
     "funasr chunk": _transducer(bare.funasr, "RelPositionMultiHeadedAttentionChunk"),
     "speechbrain": _speechbrain,

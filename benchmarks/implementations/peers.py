@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from harness.comparison import Entry, Unavailable, require
 from harness.machine import Machine
 from implementations import bare_peers, peer_cases
 from implementations.memory import probe
+from implementations.ways import passes
 from txl_kernels.integrations import accelerate
 
 bare_peers.use()
@@ -68,28 +69,14 @@ def _case(title: str, length: int, batch: int, d_model: int, heads: int) -> peer
     return case
 
 
-def _run(case: Any, module: nn.Module, x: Tensor, backward: bool) -> Callable[[], Tensor]:
-    parameters = [p for p in module.parameters() if p.requires_grad]
-
-    def run() -> Tensor:
-        with torch.set_grad_enabled(backward):
-            out: Tensor = case.call(module, x)
-            if backward:
-                for p in (x, *parameters):
-                    p.grad = None
-                out.backward(torch.ones_like(out))
-        return out
-
-    return run
-
-
 def layer_step(title: str, way: str, length: int, backward: bool) -> Callable[[], Tensor]:
     """Return a function that runs one layer with its projections on a padded batch."""
     _require_peers()
     case = _case(title, length, BATCHES[length], D_MODEL, HEADS)
     if way == ACCELERATED:
         accelerate(case.module, strict=True)
-    return _run(case, case.module, case.x.requires_grad_(backward), backward)
+    leaves = case.x.requires_grad_(backward), *(p for p in case.module.parameters() if p.requires_grad)
+    return passes(lambda: case.call(case.module, case.x), leaves, backward)
 
 
 def layer_entry(title: str, way: str, length: int, backward: bool) -> Entry:
@@ -99,7 +86,7 @@ def layer_entry(title: str, way: str, length: int, backward: bool) -> Entry:
 def memory_entry(title: str, way: str, lengths: tuple[int, ...], length: int, machine: Machine) -> Entry:
     """Make an entry that measures the peak memory of forward and backward in a separate process."""
     _require_peers()
-    return probe("peer", way, title, lengths, length, machine, functools.partial(check_layer, title, way))
+    return probe("peer", f"{way} {title}", lengths, length, machine, functools.partial(check_layer, title, way))
 
 
 def check_layer(title: str, way: str) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from harness.comparison import Entry, Role, require
 from implementations.models import words, wt103
+from implementations.ways import passes
 from txl import ModelConfig
 from txl.model.adaptive import AdaptiveSoftmax
 from txl.model.transformer import init_parameters
@@ -108,7 +109,7 @@ SOFTMAXES = {
 }
 
 
-def step(algorithm: str, vocab_size: int, device: torch.device) -> Callable[[], None]:
+def step(algorithm: str, vocab_size: int, device: torch.device) -> Callable[[], Tensor]:
     """Return a function that runs forward and backward with float32 parameters, on a GPU under
     autocast to bfloat16 as in `txl train`."""
     torch.manual_seed(0)
@@ -117,14 +118,11 @@ def step(algorithm: str, vocab_size: int, device: torch.device) -> Callable[[], 
     targets = words(BATCH, LENGTH, vocab_size, device)
     hidden = torch.randn(BATCH, LENGTH, config.d_model).to(device).requires_grad_()
 
-    def run() -> None:
+    def loss() -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = softmax.loss(module, hidden, targets)
-        for x in (hidden, *module.parameters()):
-            x.grad = None
-        loss.backward()
+            return softmax.loss(module, hidden, targets)
 
-    return run
+    return passes(loss, (hidden, *module.parameters()), backward=True)
 
 
 def log_probs(scores: Scores, hidden: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def hugging_face(model: TransformerXL, batch: int) -> Trained:
     return theirs, lambda tokens: hugging_face_logits(theirs, tokens, memory)[0]
 
 
-OURS, ORIGINAL, HUGGING_FACE, BOUND = "rel_attention", "original", "hugging-face", "without-attention"
+OURS, ORIGINAL, HUGGING_FACE = "rel_attention", "original", "hugging-face"
 TRAINED = {
     OURS: Named("ours", "ours", ours),
     ORIGINAL: Named("the paper's PyTorch code", "other", original),

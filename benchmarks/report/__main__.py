@@ -10,14 +10,14 @@ import difflib
 import sys
 
 from report.documents import texts, write
-from report.records import load, present, published
+from report.records import load, published
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where the documents differ")
     if not parser.parse_args().check:
-        print(*write(load(present())) or ["nothing to change"], sep="\n")
+        print(*write(load(published())) or ["nothing to change"], sep="\n")
         return
     for path, text in texts(load(published())).items():
         found = path.read_text(encoding="utf-8") if path.exists() else ""

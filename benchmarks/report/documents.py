@@ -13,7 +13,6 @@ HERE = Path(__file__).parents[1]
 REPORT, PLOTS = HERE / "REPORT.md", HERE / "plots"
 README, DOCS = HERE.parent / "README.md", HERE.parent / "docs"
 SPEED, ACCELERATE = DOCS / "speed.md", DOCS / "how-to" / "accelerate.md"
-TRANSFORMERS = DOCS / "how-to" / "transformers.md"
 BEGIN, END = "<!-- figures: written by `make report` -->", "<!-- end of figures -->"
 INTRODUCTION = """# Benchmarks
 
@@ -32,7 +31,7 @@ beyond the parameters).
 # Groups of comparisons of two implementations, another library's and this package's.
 _LAYERS = "other libraries' layers"
 LIBRARIES = (_LAYERS, f"peak memory of {_LAYERS}", f"streaming steps of {_LAYERS}", "other libraries' encoders")
-GENERATE = ("generate()",)
+PAIRS = (*LIBRARIES, "generate()")  # the latter until commit 6c4a063f37
 # Groups that docs/speed.md shows besides evaluation.
 SHOWN = ("attention", "Inkling", "decode", "training step", "softmax", "peak memory", "padding", "call overhead",
          "start-up")  # fmt: skip
@@ -44,8 +43,7 @@ def texts(devices: list[Device]) -> dict[Path, str]:
         REPORT: _joined([INTRODUCTION, LEGEND, *(line for device in devices for line in section(device))]),
         README: _with_figures(README, headline(devices)),
         SPEED: _with_figures(SPEED, [LEGEND, *(line for device in devices for line in summary(device))]),
-        ACCELERATE: _with_figures(ACCELERATE, libraries(devices, LIBRARIES)),
-        TRANSFORMERS: _with_figures(TRANSFORMERS, libraries(devices, GENERATE)),
+        ACCELERATE: _with_figures(ACCELERATE, libraries(devices)),
     }
 
 
@@ -107,7 +105,7 @@ def section(device: Device) -> list[str]:
         found = device.group(group)
         lines += ["", f"### {group[0].upper()}{group[1:]}", "", *prose(f"{sources(found)} where nothing else is said.")]
         lines += speed_ups(found) if group == "evaluation speed" else []
-        lines += pairs(found) if group in LIBRARIES + GENERATE else in_full(found)
+        lines += pairs(found) if group in PAIRS else in_full(found)
         lines += [f"\n![{group}](plots/{name})" for name in pictures.get(group, [])]
     return lines
 
@@ -128,13 +126,13 @@ def in_full(found: list[Measured]) -> list[str]:
     for measured in found:
         case, first = measured.case, next(iter(measured.rows.values()))
         cells = tables.setdefault((measured.group, str(case.direction), str(case.network)), {})
-        cells |= {(name, str(case)): _cell(row, first) for name, row in measured.rows.items()}
+        cells |= {(name, str(case)): cell(row, first) for name, row in measured.rows.items()}
         if measured.disturbed:
             lines += [*prose(f"*disturbed: {case}: {measured.disturbed}.*"), ""]
     return [line for (group, *_), cells in tables.items() for line in pivot(group, cells)] + lines
 
 
-def _cell(row: Row, first: Row) -> str:
+def cell(row: Row, first: Row) -> str:
     """Format time or peak memory, its multiple of the first implementation's, and the share of the
     limit; or the reason why there is no measurement."""
     if "median_ms" not in row:
@@ -193,12 +191,13 @@ def pairs(found: list[Measured]) -> list[str]:
     return [line for title, cells in tables.items() for line in ("", f"{title}:", *pivot("", cells))]
 
 
-def libraries(devices: list[Device], groups: tuple[str, ...]) -> list[str]:
+def libraries(devices: list[Device]) -> list[str]:
     """Format the documentation's comparison with other libraries, for each machine that had
     them."""
     lines = []
     for device in devices:
-        found = [x for x in device.comparisons if x.group in groups and any("median_ms" in y for y in x.rows.values())]
+        measured = [x for x in device.comparisons if x.group in LIBRARIES]
+        found = [x for x in measured if any("median_ms" in row for row in x.rows.values())]
         lines += ["", *prose(f"{device.name} ({sources(found)}):"), *pairs(found)] if found else []
     return lines
 
@@ -206,9 +205,9 @@ def libraries(devices: list[Device], groups: tuple[str, ...]) -> list[str]:
 # The README's columns, each with the fields that select its row in a comparison.
 COLUMNS: dict[str, dict[str, str]] = {
     "ours": {"role": "ours"},
-    "the paper's PyTorch code": {"algorithm": "original-qkbh"},
-    "SDPA with dense bias": {"algorithm": "sdpa-dense-bias"},
-    "plain SDPA": {"algorithm": "sdpa"},
+    "the paper's PyTorch code": {"implementation": "the paper's PyTorch code"},
+    "SDPA with dense bias": {"implementation": "SDPA with dense bias"},
+    "plain SDPA": {"implementation": "baseline: plain SDPA"},
 }
 
 

@@ -70,7 +70,7 @@ class Device:
 
 
 def published() -> list[Path]:
-    """Return the records under version control, which the published documents and all tests use.
+    """Return the records under version control, those that are only staged included.
 
     Raises:
         RuntimeError: this is not a git checkout.
@@ -79,11 +79,6 @@ def published() -> list[Path]:
     if listed.returncode != 0:
         raise RuntimeError(f"which records are published cannot be told without git: {listed.stderr.strip()}")
     return [path for path in (RESULTS / line for line in listed.stdout.splitlines()) if path.exists()]
-
-
-def present() -> list[Path]:
-    """Return the published records and those of later runs, which `make report` uses."""
-    return sorted(RESULTS.glob("*.json"))
 
 
 def load(paths: list[Path]) -> list[Device]:

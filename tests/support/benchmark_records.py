@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 ABOUT = {
-    "schema": 2, "kind": "cpu", "device": "A processor", "threads": 2, "isa": "avx2", "torch": "2.13.0",
+    "schema": 3, "kind": "cpu", "device": "A processor", "threads": 2, "isa": "avx2", "torch": "2.13.0",
     "dtype": "float32", "commit": "abc", "uncommitted_changes": False,
 }  # fmt: skip
 SHAPE = {"B": 1, "H": 1, "L": 1, "M": 1, "D": 1}
@@ -14,7 +14,7 @@ SHAPE = {"B": 1, "H": 1, "L": 1, "M": 1, "D": 1}
 def row(group: str, case: dict[str, Any], name: str, ms: float | None = None, **more: Any) -> dict[str, Any]:
     """One of a record; ms: None for one that failed. The role is "other" unless `more` says
     otherwise."""
-    fields = {"group": group, "case": case, "implementation": name, "algorithm": name, "role": "other"}
+    fields = {"group": group, "case": case, "implementation": name, "role": "other"}
     if ms is None:
         return fields | {"status": "failed"} | more
     return fields | {"status": "measured", "median_ms": ms, "quartiles_ms": [ms, ms], "rounds": 5} | more

@@ -29,9 +29,9 @@ def test_a_wrong_gradient_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("attention", [x for x in OTHERS if x not in (BASELINE, FLEX)], ids=lambda x: x.algorithm)
+@pytest.mark.parametrize("attention", [x for x in OTHERS if x not in (BASELINE, FLEX)], ids=lambda x: x.name)
 def test_the_others_are_right(attention: Attention, dtype: torch.dtype) -> None:
-    if attention.algorithm.endswith("compiled") and dtype is torch.bfloat16:
+    if attention.name.endswith("compiled") and dtype is torch.bfloat16:
         pytest.skip("compiling takes longer than all others; the algorithm itself is checked in both dtypes")
     check(attention.compute, True, dtype, CPU)
 

@@ -18,13 +18,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "README": "README.md",
         "SPEED": "speed.md",
         "ACCELERATE": "accelerate.md",
-        "TRANSFORMERS": "transformers.md",
         "REPORT": "REPORT.md",
         "PLOTS": "plots",
     }
     for name, file in files.items():
         monkeypatch.setattr(documents, name, tmp_path / file)
-    for file in ("README.md", "speed.md", "accelerate.md", "transformers.md"):
+    for file in ("README.md", "speed.md", "accelerate.md"):
         (tmp_path / file).write_text(f"before\n{documents.BEGIN}\nold\n{documents.END}\nafter\n")
     return tmp_path
 
