@@ -9,8 +9,7 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from txl.commands.console import EvaluationProgress
-from txl.commands.options import Checkpoint, Device, console, in_panel, numbers, pick_device, say
+from txl.commands.console import Checkpoint, Device, console, evaluation_progress, in_panel, numbers, pick_device, say
 from txl.errors import TxlError
 from txl.evaluation.evaluate import (
     Reading,
@@ -106,8 +105,8 @@ def evaluate_command(
     for reading in readings:
         title = f"attention length {reading.attn_len}"
         total = min(len(tokens), limit or len(tokens))
-        with EvaluationProgress(console, title, total) as progress, autocast():
-            scores.append(score_at(reading, limit=limit, progress=progress.update))
+        with evaluation_progress(title, total) as progress, autocast():
+            scores.append(score_at(reading, limit=limit, progress=progress))
     how = readings[0].method
     _print(scores, language_model, how, how if dtype is None else f"{how} in bfloat16")
 

@@ -10,9 +10,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from txl.commands.console import EvaluationProgress
+from txl.commands.console import Checkpoint, Device, console, evaluation_progress, in_panel, numbers, pick_device, say
 from txl.commands.evaluate import split_of
-from txl.commands.options import Checkpoint, Device, console, in_panel, numbers, pick_device, say
 from txl.errors import TxlError
 from txl.evaluation.evaluate import perplexity
 from txl.language_model import LanguageModel, load
@@ -77,10 +76,10 @@ def recl_command(
         losses, seconds = {}, {}
         for name, model in group.items():
             began = time.perf_counter()
-            with EvaluationProgress(console, name, positions) as progress:
+            with evaluation_progress(name, positions) as progress:
                 losses[name] = recl.measure(
                     recl.NetworkLosses(model), tokens, layout, limit=limits[name], device=model.model.device,
-                    watch=progress.update,
+                    watch=progress,
                 )  # fmt: skip
             seconds[name] = time.perf_counter() - began
         perplexities = {name: [perplexity(x) for x in values.mean(1)] for name, values in losses.items()}
@@ -178,11 +177,11 @@ def attention_command(
     folder = out or language_model.path.parent / "attention"
     with results_folder(folder, "--out"):
         found = attention_maps.Attention(layers, n_head, window, first, TARGETS)
-        with EvaluationProgress(console, "attention", len(tokens)) as progress:
+        with evaluation_progress("attention", len(tokens)) as progress:
             start = language_model.vocabulary.start
             for first_query, weights in attention_maps.read_weights(model, tokens, start, window):
                 found.add(first_query, weights)
-                progress.update(found.queries + window - 1)
+                progress(found.queries + window - 1)
         if chosen is None:
             chosen = [found.widest(layer) for layer in sorted({0, layers // 2, layers - 1})]
         attention_maps.draw_means(found, {"all": "Mean attention of every head"}, folder / "figure-5.png")
