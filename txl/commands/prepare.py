@@ -49,7 +49,7 @@ def prepare(
         task = shown.add_task("looking", total=None)
 
         def show(what: str, done: int, total: int) -> None:
-            shown.update(task, description=what, completed=done, total=total)
+            shown.update(task, description=what, completed=done, total=total or None)
 
         corpus = data.prepare(source, out, options, show)
     published = RULES[corpus.rule].published(options)

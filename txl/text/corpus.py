@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ from txl.fields import from_values
 from txl.paths import AnyPath, new_folder, open_regular, read_bytes, read_text, remove_leftovers
 from txl.text.datasets import PrepareOptions, choose
 from txl.text.preparing import FORMAT, META, NAMES, SENTENCES, VOCABULARY, make_vocabulary, write_corpus
-from txl.text.readers import SPLITS, Source
+from txl.text.readers import SPLITS, Reader, Source
 from txl.text.vocabulary import Tokens, Vocabulary, from_file, token_dtype
 
 Progress = Callable[[str, int, int], None]
-"""Takes what is being done, the bytes of the source read for it so far, and all there are."""
+"""Takes what is being done, the bytes of text read for it, and how many there are (0: unknown)."""
 
 _AUTO = PrepareOptions()
 
@@ -84,22 +84,6 @@ class Meta:
     sentences: int | None
 
 
-class _Passes:
-    """A progress callback that tells the successive readings of the source apart."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self.progress = progress
-        self.begin("looking", 0)
-
-    def begin(self, what: str, total: int) -> None:
-        self.what, self.total, self.done = what, total, 0
-
-    def watch(self, count: int) -> None:
-        self.done += count
-        if self.progress is not None:
-            self.progress(self.what, min(self.done, self.total), self.total)
-
-
 def prepare(
     source: AnyPath | None,
     folder: AnyPath,
@@ -122,10 +106,21 @@ def prepare(
             vocabulary has another unit or lacks words of the source; or the folder exists already
             or cannot be written.
     """
-    passes = _Passes(progress)
-    found = Source(None if source is None else Path(source), passes.watch)
-    if found.path.is_file():
-        passes.begin("looking", found.path.stat().st_size)
+    found = Source(None if source is None else Path(source))
+    done = total = 0  # bytes of text, of this reading and of the one before
+
+    def watched(what: str) -> Reader:
+        nonlocal done, total
+        done, total = 0, done
+
+        def watch(count: int) -> None:
+            nonlocal done
+            done += count
+            if progress is not None:
+                progress(what, done, total)
+
+        return replace(reader, watch=watch)
+
     rule = choose(found, options)
     if vocabulary is not None and vocabulary.unit != rule.unit:
         raise TxlError(f"rule {rule.name} makes {rule.unit}, the vocabulary given is of {vocabulary.unit}")
@@ -135,10 +130,8 @@ def prepare(
         remove_leftovers(folder.parent, folder.name)
         with new_folder(folder) as made:
             if vocabulary is None:
-                passes.begin("counting", reader.size)
-                vocabulary = make_vocabulary(reader, rule, options, passes.watch)
-            passes.begin("encoding", reader.size)
-            write_corpus(made, reader, vocabulary, rule, passes.watch)
+                vocabulary = make_vocabulary(watched("counting"), rule, options)
+            write_corpus(made, watched("encoding"), vocabulary, rule)
     except OSError as error:
         raise TxlError(f"{folder}: the corpus cannot be written: {error.strerror or error}") from error
     return load(folder)

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from txl.errors import TxlError
 from txl.text import files
 from txl.text.datasets import PrepareOptions, Rule
-from txl.text.files import Watch
 from txl.text.readers import SPLITS, Pieces, Reader
 from txl.text.vocabulary import (
     ByteVocabulary,
@@ -37,7 +36,7 @@ FORMAT = 4
 LONGEST_WORD = 1 << 20
 
 
-def make_vocabulary(reader: Reader, rule: Rule, options: PrepareOptions, watch: Watch) -> Vocabulary:
+def make_vocabulary(reader: Reader, rule: Rule, options: PrepareOptions) -> Vocabulary:
     """Make the vocabulary of a source, from the given file or by reading the source once.
 
     Raises:
@@ -45,7 +44,7 @@ def make_vocabulary(reader: Reader, rule: Rule, options: PrepareOptions, watch: 
     """
     if rule.unit == "bytes":
         used: set[int] = set()
-        for _, piece in reader.pieces(watch):
+        for _, piece in reader.pieces():
             used.update(piece.translate(None, delete=bytes(used)))
         dropped = b"\n" if options.newline == "drop" else b""
         return ByteVocabulary(bytes(sorted(used - set(dropped))), dropped)
@@ -56,7 +55,7 @@ def make_vocabulary(reader: Reader, rule: Rule, options: PrepareOptions, watch: 
             return WordVocabulary(decoded_again(first_words(content)), lower, rule.end)
         except TxlError as error:
             raise TxlError(f"{options.vocabulary}: {error}") from error
-    return _counted(reader, rule, options, lower, watch)
+    return _counted(reader, rule, options, lower)
 
 
 def _whole_words(pieces: Pieces, source: str, names: Sequence[str] = SPLITS) -> Iterator[tuple[int, str]]:
@@ -82,11 +81,11 @@ def _whole_words(pieces: Pieces, source: str, names: Sequence[str] = SPLITS) -> 
         at[split] += cut
 
 
-def _counted(reader: Reader, rule: Rule, options: PrepareOptions, lower: bool, watch: Watch) -> WordVocabulary:
+def _counted(reader: Reader, rule: Rule, options: PrepareOptions, lower: bool) -> WordVocabulary:
     """Count a source's words and make the vocabulary: the word that ends a line, then words, and
     the unknown one if the rule has it, by falling count, ties by first appearance."""
     counts: list[Counter[str]] = [Counter() for _ in SPLITS]
-    for split, text in _whole_words(reader.pieces(watch), reader.description):
+    for split, text in _whole_words(reader.pieces(), reader.description):
         if split in rule.counted:
             counts[split].update(words_of(text, lower, rule.end))
     total: Counter[str] = Counter()
@@ -118,7 +117,7 @@ class _File:
         self.items += len(items)
 
 
-def write_corpus(folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rule, watch: Watch) -> None:
+def write_corpus(folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rule) -> None:
     """Write a corpus to an empty folder.
 
     Raises:
@@ -136,7 +135,7 @@ def write_corpus(folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rul
         if sentences:
             train.write(np.array([vocabulary.start], dtype))
         first = 0
-        for n, tokens in _encoded(reader, vocabulary, watch):
+        for n, tokens in _encoded(reader, vocabulary):
             if sentences and n == 0:
                 bounds = np.flatnonzero(tokens == vocabulary.start) + train.items
                 if len(bounds):
@@ -165,9 +164,9 @@ def write_corpus(folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rul
     (folder / META).write_text(json.dumps(meta, indent=2))
 
 
-def _encoded(reader: Reader, vocabulary: Vocabulary, watch: Watch) -> Iterator[tuple[int, Tokens]]:
+def _encoded(reader: Reader, vocabulary: Vocabulary) -> Iterator[tuple[int, Tokens]]:
     """Yield (split, tokens) piece by piece."""
-    pieces = reader.pieces(watch)
+    pieces = reader.pieces()
     if isinstance(vocabulary, WordVocabulary):
         for n, text in _whole_words(pieces, reader.description):
             try:
