@@ -111,7 +111,7 @@ BAD = {
     "train empty.txt": "the train split is empty",
     "train short.txt": "70 streams need at least 71",
     "train nothing": "0 text files found",
-    "eval {run} --data {corpus} --attn-len 0": "--attn-len must be >= 1",
+    "eval {run} --data {corpus} --attn-len 0": "attn_len must be >= 1, got 0",
     "eval {run} --data {corpus} --attn-len 4,x": "--attn-len takes whole numbers",
     "eval {run} --data {corpus} --segment 0": "segment must be >= 1",
     "eval {run} --data {corpus} --split dev": "split must be one of train, valid, test, got 'dev'",
