@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from txl.errors import TxlError
 from txl.model import Network, as_transformer
@@ -40,34 +40,26 @@ def make_optimizers(model: Network, config: TrainConfig) -> list[torch.optim.Opt
 
 
 def _muon(model: TransformerXL, matrices: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
+    """Make Muon for the layers' matrices, with q, k and v of a fused projection as separate ones:
+    its parameters are views of their rows."""
     if not hasattr(torch.optim, "Muon"):
         raise TxlError(f"optimizer 'muon' needs torch 2.9 or newer, this is {torch.__version__}")
     fused = {id(block.attention.qkv.weight) for block in model.layers}
-    parts = [(p, part) for p in matrices for part in (_thirds(p) if id(p) in fused else [slice(None)])]
-    return _views_under(torch.optim.Muon, parts, config)
+    parts = []  # a matrix, and those of its rows that are a separate one
+    for p in matrices:
+        count = 3 if id(p) in fused else 1
+        size = p.size(0) // count
+        parts += [(p, slice(i * size, (i + 1) * size)) for i in range(count)]
+    views = [nn.Parameter(whole.detach()[rows]) for whole, rows in parts]
 
-
-def _thirds(matrix: Tensor) -> list[slice]:
-    """Return the row slices of q, k and v in a fused projection."""
-    third = matrix.size(0) // 3
-    return [slice(i * third, (i + 1) * third) for i in range(3)]
-
-
-def _views_under(
-    kind: type[torch.optim.Optimizer], parts: list[tuple[nn.Parameter, slice]], config: TrainConfig
-) -> torch.optim.Optimizer:
-    """Make an optimizer that treats each given row slice of a parameter as a separate matrix; its
-    parameters are views of the same storage."""
-
-    class OfRows(kind):  # type: ignore[misc, valid-type]
+    class OfRows(torch.optim.Muon):
         def step(self, closure: Any = None) -> Any:
             for view, (whole, rows) in zip(views, parts, strict=True):
                 view.grad = None if whole.grad is None else whole.grad[rows]
-            result = super().step(closure)
+            result = super().step(closure)  # type: ignore[no-untyped-call]
             for view in views:
                 view.grad = None
             return result
 
-    views = [nn.Parameter(whole.detach()[rows]) for whole, rows in parts]
     # Scales updates to the size of Adam's, so that both optimizers can share the learning rate.
     return OfRows(views, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")

@@ -18,10 +18,9 @@ from txl.model import Network, as_transformer
 from txl.model.adaptive import IGNORED, AdaptiveSoftmax
 from txl.model.config import Config, ModelConfig
 from txl.model.transformer import HiddenMemory, TransformerXL
-from txl.precision import autocast_dtype
 from txl.text.streams import Streams
 from txl.training.checkpoint import Checkpoint, check_shapes, load_parameters
-from txl.training.config import TrainConfig, learning_rate
+from txl.training.config import TrainConfig, autocast_dtype, learning_rate
 from txl.training.optimizer import make_optimizers
 
 SECOND_TARGET_WEIGHT = 0.5
