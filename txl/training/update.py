@@ -151,13 +151,13 @@ class Batches:
         self.memories[number] = kept
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the memory of each part of the batch, in order of the rows: that of all processes
-        in the first one, an empty dict in the others. All processes must call it."""
+        """Return each layer's memory of the whole batch, in the first process; an empty dict in the
+        others. All processes must call it."""
         tensors: dict[str, Tensor] = {}
-        for chunk, memory in enumerate(self.memories):
-            for i, states in enumerate(memory or ()):
-                for rank, part in enumerate(self.world.gather_tensors(states)):
-                    tensors[f"memory.{rank * len(self.memories) + chunk}.{i}"] = part
+        for i, chunks in enumerate(zip(*[memory or () for memory in self.memories], strict=True)):
+            parts = self.world.gather_tensors(torch.cat(chunks))
+            if parts:
+                tensors[f"memory.{i}"] = torch.cat(parts)
         return tensors
 
     def load_state_dict(self, saved: Checkpoint) -> None:
@@ -166,26 +166,14 @@ class Batches:
         Raises:
             KeyError, ValueError: memory of some rows or layers is missing.
         """
-        count, saved_memory = len(self.memories), saved.part("memory")
-        parts: dict[int, int] = {}
-        for name in saved_memory:
-            part, layer = (int(x) for x in name.split("."))
-            parts[part] = max(parts.get(part, 0), layer + 1)
-        self.memories = [None] * count
-        if not parts:
-            return
-        begin, found = 0, []
-        for part, layers in sorted(parts.items()):
-            end = begin + len(saved_memory[f"{part}.0"])
-            if begin < self.rows.stop and self.rows.start < end:
-                held = slice(max(self.rows.start - begin, 0), self.rows.stop - begin)
-                found.append([saved_memory[f"{part}.{i}"][held] for i in range(layers)])
-            begin = end
-        if begin != self.batch:
-            raise ValueError(f"memory of {begin} streams, not of {self.batch}")
-        whole = [torch.cat(layer).to(self.device).chunk(count) for layer in zip(*found, strict=True)]
-        for number in range(count):
-            self.keep(number, tuple(layer[number] for layer in whole))
+        count = len(saved.part("memory"))
+        whole = [saved.tensors[f"memory.{i}"] for i in range(count)]
+        if any(len(x) != self.batch for x in whole):
+            raise ValueError(f"memory of {[len(x) for x in whole]} streams, not of {self.batch}")
+        self.memories = [None] * len(self.memories)
+        parts = [x[self.rows].to(self.device).chunk(len(self.memories)) for x in whole]
+        for number, memory in enumerate(zip(*parts, strict=True)):
+            self.keep(number, memory)
 
 
 class WeightAverage:
