@@ -16,8 +16,8 @@ from torch import Tensor
 from txl.errors import TxlError
 from txl.fields import from_values
 from txl.paths import AnyPath, new_folder, open_regular, read_bytes, read_text, remove_leftovers
-from txl.text.datasets import PrepareOptions, choose
-from txl.text.preparing import FORMAT, META, NAMES, SENTENCES, VOCABULARY, make_vocabulary, write_corpus
+from txl.text.datasets import RULES, PrepareOptions, choose
+from txl.text.preparing import FORMAT, META, NAMES, VOCABULARY, make_vocabulary, write_corpus
 from txl.text.readers import SPLITS, Reader, Source
 from txl.text.vocabulary import Tokens, Vocabulary, from_file, token_dtype
 
@@ -25,6 +25,7 @@ Progress = Callable[[str, int, int], None]
 """Takes what is being done, the bytes of text read for it, and how many there are (0: unknown)."""
 
 _AUTO = PrepareOptions()
+BLOCK_TOKENS = 1 << 26  # tokens that are compared at once
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,6 @@ class Corpus:
         source: a line that describes the source. rule: name of the rule that prepared it.
         fingerprint: SHA-256 of vocabulary and tokens. sha256: that of each file's content, by its
             stem.
-        sentences: if the training sentences are to be shuffled (see `Streams`), the index
-            of each one's first token, a memory map of int64; else None.
     """
 
     folder: Path
@@ -48,7 +47,6 @@ class Corpus:
     source: str
     fingerprint: str
     sha256: dict[str, str]
-    sentences: npt.NDArray[np.int64] | None
     rule: str
 
     def split(self, name: str) -> Tokens:
@@ -57,6 +55,15 @@ class Corpus:
         tokens: Tokens = getattr(self, name)
         return tokens
 
+    def sentences(self) -> npt.NDArray[np.int64] | None:
+        """Return the index of each training sentence's first token, if the sentences are to be
+        shuffled (see `Streams`); else None."""
+        if self.rule not in RULES or not RULES[self.rule].shuffled:
+            return None
+        blocks = range(0, len(self.train), BLOCK_TOKENS)
+        ends = [np.flatnonzero(self.train[n : n + BLOCK_TOKENS] == self.vocabulary.start) + n for n in blocks]
+        return np.concatenate(ends)[:-1]  # the last one opens none
+
     def verify(self, *splits: str) -> None:
         """Read the given splits, or all, and compare their checksums.
 
@@ -64,8 +71,6 @@ class Corpus:
             TxlError: a split's tokens differ from those that were prepared.
         """
         arrays: dict[str, Any] = {name: self.split(name) for name in splits or SPLITS}
-        if "train" in arrays and self.sentences is not None:
-            arrays["sentences"] = self.sentences
         for name, array in arrays.items():
             if hashlib.sha256(array.data).hexdigest() != self.sha256[name]:
                 raise TxlError(f"{self.folder / name}.bin is not what was prepared; run `txl prepare` again")
@@ -81,7 +86,6 @@ class Meta:
     vocabulary: dict[str, Any]
     sha256: dict[str, str]
     tokens: dict[str, int]
-    sentences: int | None
 
 
 def prepare(
@@ -206,11 +210,9 @@ def _opened(folder: Path, values: Any) -> Corpus:
     vocabulary = from_file(content, meta.vocabulary)
     dtype = np.dtype(token_dtype(len(vocabulary)))
     train, valid, test = (_mapped(folder / f"{name}.bin", dtype, meta.tokens[name]) for name in SPLITS)
-    count = meta.sentences
-    sentences = None if count is None else _mapped(folder / SENTENCES, np.dtype(np.int64), count)
-    hashes = {name: meta.sha256[name] for name in (*SPLITS, *(() if count is None else ("sentences",)))}
+    hashes = {name: meta.sha256[name] for name in SPLITS}
     fingerprint = hashlib.sha256(content + b"".join(bytes.fromhex(hashes[name]) for name in SPLITS)).hexdigest()
-    return Corpus(folder, vocabulary, train, valid, test, meta.source, fingerprint, hashes, sentences, meta.rule)
+    return Corpus(folder, vocabulary, train, valid, test, meta.source, fingerprint, hashes, meta.rule)
 
 
 def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> Any:

@@ -28,9 +28,9 @@ from txl.text.vocabulary import (
     words_of,
 )
 
-META, VOCABULARY, SENTENCES = "corpus.json", "vocabulary.txt", "sentences.bin"
-NAMES = (*(f"{split}.bin" for split in SPLITS), SENTENCES, VOCABULARY, META)
-FORMAT = 4
+META, VOCABULARY = "corpus.json", "vocabulary.txt"
+NAMES = (*(f"{split}.bin" for split in SPLITS), VOCABULARY, META)
+FORMAT = 5
 # bytes; a longer word means that the file is not a text of words, and would exceed the promised
 # memory
 LONGEST_WORD = 1 << 20
@@ -105,7 +105,7 @@ def _counted(reader: Reader, rule: Rule, options: PrepareOptions, lower: bool) -
 
 @dataclass
 class _File:
-    """A file into which a split, or the starts of its sentences, are written."""
+    """A file into which a split is written."""
 
     file: IO[bytes]
     items: int = 0
@@ -124,23 +124,10 @@ def write_corpus(folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rul
         TxlError: the source is damaged, or a split is empty. OSError: the folder cannot be written.
     """
     with ExitStack() as opened:
-
-        def begun(name: str) -> _File:
-            return _File(opened.enter_context((folder / name).open("wb")))
-
-        splits = {split: begun(f"{split}.bin") for split in SPLITS}
-        train = splits["train"]
-        sentences = begun(SENTENCES) if rule.shuffled else None
-        dtype = token_dtype(len(vocabulary))
-        if sentences:
-            train.write(np.array([vocabulary.start], dtype))
-        first = 0
+        splits = {name: _File(opened.enter_context((folder / f"{name}.bin").open("wb"))) for name in SPLITS}
+        if rule.shuffled:  # the word that ends a sentence opens the first one, too
+            splits["train"].write(np.array([vocabulary.start], token_dtype(len(vocabulary))))
         for n, tokens in _encoded(reader, vocabulary):
-            if sentences and n == 0:
-                bounds = np.flatnonzero(tokens == vocabulary.start) + train.items
-                if len(bounds):
-                    sentences.write(np.append(first, bounds[:-1]).astype(np.int64))
-                    first = int(bounds[-1])
             splits[SPLITS[n]].write(tokens)
     for name, split in splits.items():
         if split.items <= (name == "train" and rule.shuffled):
@@ -150,8 +137,6 @@ def write_corpus(folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rul
     content = vocabulary.to_file()
     (folder / VOCABULARY).write_bytes(content)
     hashes = {"vocabulary": hashlib.sha256(content)} | {name: split.hash for name, split in splits.items()}
-    if sentences:
-        hashes["sentences"] = sentences.hash
     meta = {
         "format": FORMAT,
         "rule": rule.name,
@@ -159,7 +144,6 @@ def write_corpus(folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rul
         "vocabulary": vocabulary.settings(),
         "sha256": {name: hash.hexdigest() for name, hash in hashes.items()},
         "tokens": {name: split.items for name, split in splits.items()},
-        "sentences": sentences.items if sentences else None,
     }
     (folder / META).write_text(json.dumps(meta, indent=2))
 
