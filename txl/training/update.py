@@ -1,6 +1,7 @@
 """The update: this process's part of each segment, losses and gradients over all processes, the
 optimizer's step, and the average of the weights."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -10,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from txl.distributed import SharedError, World
 from txl.errors import TxlError
@@ -18,10 +18,10 @@ from txl.model import Network, as_transformer
 from txl.model.adaptive import IGNORED, AdaptiveSoftmax
 from txl.model.config import Config, ModelConfig
 from txl.model.transformer import HiddenMemory, TransformerXL
+from txl.paper.recurrent import RecurrentNetwork
 from txl.text.streams import Streams
 from txl.training.checkpoint import Checkpoint, check_shapes, load_parameters
 from txl.training.config import TrainConfig, autocast_dtype, learning_rate
-from txl.training.optimizer import make_optimizers
 
 SECOND_TARGET_WEIGHT = 0.5
 
@@ -176,48 +176,92 @@ class Batches:
             self.keep(number, memory)
 
 
+def layer_matrices(model: Network) -> list[nn.Parameter]:
+    """Return the layers' projections (q, k, v, r, output) and feed-forward matrices; for an LSTM or
+    QRNN, its matrices."""
+    if isinstance(model, RecurrentNetwork):
+        return [p for p in model.blocks.parameters() if p.dim() == 2]
+    linears = (module for module in model.blocks.modules() if isinstance(module, nn.Linear))
+    return [p for linear in linears for name, p in linear.named_parameters() if name == "weight"]
+
+
+def make_optimizers(model: Network, config: TrainConfig) -> list[torch.optim.Optimizer]:
+    """Make one optimizer, or two with Muon: for the layers' matrices and for all other parameters.
+
+    Raises:
+        TxlError: this torch has no Muon, or Muon is chosen for an LSTM or QRNN.
+    """
+    matrices = layer_matrices(model)
+    chosen = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if id(p) not in chosen]
+    if config.optimizer == "muon":
+        rest = torch.optim.Adam(others, lr=config.lr)
+        return [_muon(as_transformer(model, "optimizer 'muon'"), matrices, config), rest]
+    if config.weight_decay == 0:
+        return [torch.optim.Adam(model.parameters(), lr=config.lr)]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [torch.optim.AdamW(groups, lr=config.lr)]
+
+
+def _muon(model: TransformerXL, matrices: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
+    """Make Muon for the layers' matrices, with q, k and v of a fused projection as separate ones:
+    its parameters are views of their rows."""
+    if not hasattr(torch.optim, "Muon"):
+        raise TxlError(f"optimizer 'muon' needs torch 2.9 or newer, this is {torch.__version__}")
+    fused = {id(block.attention.qkv.weight) for block in model.layers}
+    parts = []  # a matrix, and those of its rows that are a separate one
+    for p in matrices:
+        count = 3 if id(p) in fused else 1
+        size = p.size(0) // count
+        parts += [(p, slice(i * size, (i + 1) * size)) for i in range(count)]
+    views = [nn.Parameter(whole.detach()[rows]) for whole, rows in parts]
+
+    class OfRows(torch.optim.Muon):
+        def step(self, closure: Any = None) -> Any:
+            for view, (whole, rows) in zip(views, parts, strict=True):
+                view.grad = None if whole.grad is None else whole.grad[rows]
+            result = super().step(closure)  # type: ignore[no-untyped-call]
+            for view in views:
+                view.grad = None
+            return result
+
+    # Scales updates to the size of Adam's, so that both optimizers can share the learning rate.
+    return OfRows(views, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
+
+
 class WeightAverage:
     """An average of a model's weights, of the kind named by `TrainConfig.average`.
 
     Attributes:
+        module: the network that holds the average, even before averaging begins; None without an
+            average.
+        count: number of averaged updates, a scalar tensor.
         losses: losses of all validations so far, in order.
         started: whether averaging has begun.
     """
 
     def __init__(self, model: Network, config: TrainConfig) -> None:
         self.source, self.config = model, config
-        ema = get_ema_multi_avg_fn(config.ema_decay) if config.average == "ema" else None
-        self._average = None if config.average == "none" else AveragedModel(model, multi_avg_fn=ema)
+        self.module = None if config.average == "none" else copy.deepcopy(model)
+        self.count = torch.tensor(0, device="cpu")
         self.started = config.average == "ema"
         self.losses: list[float] = []
 
-    @property
-    def module(self) -> Network | None:
-        """The network that holds the average, even before averaging begins; None without an
-        average."""
-        if self._average is None:
-            return None
-        averaged = self._average.module
-        assert isinstance(averaged, Network)
-        return averaged
-
-    @property
-    def count(self) -> Tensor:
-        """The number of averaged updates, a scalar tensor; requires an average."""
-        assert self._average is not None
-        return self._average.n_averaged
-
+    @torch.no_grad()
     def update(self) -> None:
         """Update the average; to be called after every update of the model."""
-        if self._average is not None and self.started:
-            self._average.update_parameters(self.source)
+        if self.module is None or not self.started:
+            return
+        ema = self.config.average == "ema" and self.count > 0
+        share = 1 - self.config.ema_decay if ema else 1 / (int(self.count) + 1)
+        for mean, p in zip(self.module.parameters(), self.source.parameters(), strict=True):
+            mean.lerp_(p, share)
+        self.count += 1
 
     @property
     def model(self) -> Network:
         """The average as a model, or the model itself before averaging begins."""
-        if self._average is None or not self._average.n_averaged or self.module is None:
-            return self.source
-        return self.module
+        return self.source if self.module is None or not self.count else self.module
 
     def validated(self, loss: float) -> None:
         """Record a validation's loss, and start a triggered average if it is due (`is_due`)."""
@@ -227,10 +271,9 @@ class WeightAverage:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that a checkpoint must store besides `losses` and `started`."""
-        if self._average is None:
+        if self.module is None:
             return {}
-        named = {f"average.{name}": p for name, p in self._average.module.named_parameters()}
-        return named | {"average_count": self._average.n_averaged}
+        return {f"average.{name}": p for name, p in self.module.named_parameters()} | {"average_count": self.count}
 
 
 def is_due(losses: Sequence[float], loss: float, patience: int) -> bool:
