@@ -10,11 +10,7 @@ from rich.text import Text
 
 from txl.commands.console import Checkpoint, Device, console, evaluation_progress, in_panel, numbers, pick_device, say
 from txl.errors import TxlError
-from txl.evaluation.evaluate import (
-    Reading,
-    Score,
-    check_positive,
-)
+from txl.evaluation.evaluate import Reading, Score, check_positive
 from txl.language_model import LanguageModel, load
 from txl.paper.recurrent import RecurrentNetwork
 from txl.text import corpus as data

@@ -253,7 +253,10 @@ class Trainer:
         """
         with self.world.together():
             self._write_record()
-        state, tensors = self._state(), self.updater.state_dict() | self.batches.state_dict()
+        average, tensors = self.updater.average, self.updater.state_dict() | self.batches.state_dict()
+        state: dict[str, Any] = {"step": self.step, "best_loss": self.best_loss, "train": self.config.to_json()}
+        state |= {"corpus": self.corpus.fingerprint, "attn_len": self.attn_len, "segment": self.segment}
+        state |= {"ranks": self.world.size, "losses": average.losses, "averaging": average.started}
         for own in self.world.gather(self._rng()):
             tensors |= own
         with self.world.together():
@@ -265,14 +268,6 @@ class Trainer:
         """Write run.json again, because the number of steps may have changed with the clock."""
         if self.world.first:
             runs.write_record(self.folder, self.model.config.to_json(), self.config.to_json(), self.corpus.folder)
-
-    def _state(self) -> dict[str, Any]:
-        """Return the JSON state of a run."""
-        average = self.updater.average
-        state: dict[str, Any] = {"step": self.step, "best_loss": self.best_loss, "train": self.config.to_json()}
-        state |= {"corpus": self.corpus.fingerprint, "attn_len": self.attn_len, "segment": self.segment}
-        state |= {"ranks": self.world.size}
-        return state | {"losses": average.losses, "averaging": average.started}
 
     def _rng(self) -> dict[str, Tensor]:
         """Return the states of this process's random generators."""

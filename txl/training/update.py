@@ -95,16 +95,6 @@ class SegmentTraining(nn.Module):
         return SegmentLoss(total, nll.detach(), states.memory)
 
 
-class Chunk(NamedTuple):
-    """A part of a batch that is computed at once: its index, tokens [b, e + l], targets [b, l] and
-    memory."""
-
-    number: int
-    tokens: Tensor
-    targets: Tensor
-    memory: HiddenMemory | None
-
-
 class Batches:
     """This process's streams of a batch: contiguous rows, in order of the ranks.
 
@@ -135,15 +125,14 @@ class Batches:
         self.rows, self.batch = world.rows(config.batch), config.batch
         self.memories: list[HiddenMemory | None] = [None] * config.batch_chunk
 
-    def segment(self, n: int) -> Iterator[Chunk]:
-        """Yield the chunks of segment n, counted over all epochs; call `keep` with each one's
-        memory."""
+    def segment(self, n: int) -> Iterator[tuple[Tensor, Tensor, HiddenMemory | None]]:
+        """Yield tokens [b, e + l], targets [b, l] and memory of each chunk of segment n, counted
+        over all epochs; call `keep` with each one's new memory."""
         if self.streams.starts_epoch(n):
             self.memories = [None] * len(self.memories)
         tokens, targets = (x.to(self.device) for x in self.streams.segment(n, self.rows))
-        chunks = zip(tokens.chunk(len(self.memories)), targets.chunk(len(self.memories)), strict=True)
-        for number, (inputs, wanted) in enumerate(chunks):
-            yield Chunk(number, inputs, wanted, self.memories[number])
+        count = len(self.memories)
+        yield from zip(tokens.chunk(count), targets.chunk(count), self.memories, strict=True)
 
     def keep(self, number: int, memory: HiddenMemory | None) -> None:
         """Store the memory that a chunk's next segment begins with."""
@@ -325,13 +314,13 @@ class Updater:
             intermediate = layers_that_predict(self.network.config.n_layer, step / c.steps)
         parts = c.accumulate * c.batch_chunk
         for part in range(c.accumulate):
-            for chunk in batches.segment(step * c.accumulate + part):
-                last = part == c.accumulate - 1 and chunk.number == c.batch_chunk - 1
+            for number, chunk in enumerate(batches.segment(step * c.accumulate + part)):
+                last = part == c.accumulate - 1 and number == c.batch_chunk - 1
                 with module.no_sync() if isinstance(module, DistributedDataParallel) and not last else nullcontext():
                     with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
-                        loss = module(chunk.tokens, chunk.targets, chunk.memory, c.context, intermediate)
+                        loss = module(*chunk, c.context, intermediate)
                     (loss.total / parts).backward()
-                batches.keep(chunk.number, loss.memory)
+                batches.keep(number, loss.memory)
                 nll += loss.nll / parts
         norm = nn.utils.clip_grad_norm_(self.module.parameters(), c.clip)
         told = torch.stack([nll, torch.full_like(nll, float(stopping()))])
