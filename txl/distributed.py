@@ -233,20 +233,18 @@ def _meet(device: torch.device, world: World) -> None:
         raise TxlError(f"RANK and WORLD_SIZE are set, but not {', '.join(missing)}: start the processes by torchrun")
     if not 0 <= world.rank < world.size:
         raise TxlError(f"RANK must be from 0 to WORLD_SIZE - 1 = {world.size - 1}, got {world.rank}")
+    backend = "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl"
     try:
-        dist.init_process_group(_backend(device), timeout=TIMEOUT)
+        dist.init_process_group(backend, timeout=TIMEOUT)
         dist.barrier()
     except (RuntimeError, ValueError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise TxlError(
             f"rank {world.rank}: the {world.size} processes cannot meet at {where}: {str(error).splitlines()[0][:300]}"
         ) from error
-
-
-def _backend(device: torch.device) -> str:
-    return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def _number(name: str) -> int:

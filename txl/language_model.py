@@ -21,7 +21,7 @@ from txl.evaluation.evaluate import (
     resolve,
     starts_with_zeros,
 )
-from txl.evaluation.generate import Sampling, encoded, generate, stop_bytes, text_of
+from txl.evaluation.generate import Sampling, encoded, generate, text_of
 from txl.evaluation.readers import Reader
 from txl.model import Network, as_transformer
 from txl.model.transformer import TransformerXL
@@ -147,11 +147,13 @@ class LanguageModel:
         """
         tokens, apart = self._begin(prompt)
         check_positive("count", count)
+        if stop is not None and not (isinstance(stop, (str, bytes)) and stop):
+            raise TxlError(f"stop must be a string of at least one character, got {stop!r}")
         reader = self._reader(_reading(reading), len(tokens) + count)
         generator = torch.Generator(self.model.device)
         generator.manual_seed(seed) if seed is not None else generator.seed()
         drawn = generate(reader, tokens.unsqueeze(0).to(self.model.device), count, sampling, generator)
-        return text_of(drawn, self.vocabulary, int(tokens[-1]), apart, stop_bytes(stop))
+        return text_of(drawn, self.vocabulary, int(tokens[-1]), apart, encoded(stop or ""))
 
     def _begin(self, prompt: Prompt) -> tuple[Tensor, bool]:
         """Return a prompt's tokens, int64 [n], and whether the prompt ends in white space."""

@@ -201,15 +201,6 @@ def lock_file(path: Path) -> int | None:
     """
     with naming(path):
         descriptor = _regular(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | _SAFE, 0o644))
-    return _locked(descriptor)
-
-
-def lock_folder(folder: Path) -> int | None:
-    """Lock a folder as `lock_file` locks a file; no file is created in it."""
-    return _locked(os.open(folder, _DIRECTORY))
-
-
-def _locked(descriptor: int) -> int | None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -220,24 +211,16 @@ def _locked(descriptor: int) -> int | None:
     return descriptor
 
 
-@contextmanager
-def results_folder(path: Path, option: str) -> Iterator[None]:
-    """Create a folder for results if it does not exist, lock it while the block runs, and remove
-    leftovers of killed writers.
+def results_folder(path: Path, option: str) -> None:
+    """Create a folder for results if it does not exist, and remove leftovers of killed writers.
 
     Raises:
-        TxlError: it cannot be created, is not writable, or another process writes to it.
+        TxlError: it cannot be created or is not writable.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
-            descriptor = lock_folder(path)
+            pass
     except OSError as error:
         raise TxlError(f"{option} must name a folder that can be written, got {path}: {error.strerror}") from error
-    if descriptor is None:
-        raise TxlError(f"{path}: another process is writing there")
-    try:
-        remove_leftovers(path)
-        yield
-    finally:
-        os.close(descriptor)
+    remove_leftovers(path)

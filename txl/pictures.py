@@ -1,5 +1,4 @@
-"""Charts of a run: its loss curve and the loss at each attention length, and helpers for other
-charts.
+"""The chart of a run's loss, and helpers for other charts.
 
 matplotlib is imported only when something is drawn, because that takes a third of a second.
 """
@@ -70,39 +69,10 @@ def draw_loss(entries: Sequence[Mapping[str, Any]], path: AnyPath, unit: str) ->
     for values, style, name in ((train, "-", "training"), (valid, "o-", "validation")):
         axes.plot([x for x, _ in values], [y for _, y in values], style, label=name)
     if len(train) > 4:  # the high losses of the first steps would flatten the rest of the curve
-        _fit_height(axes, [y for _, y in train[len(train) // 20 :] + valid])
+        heights = [y for _, y in train[len(train) // 20 :] + valid]
+        margin = 0.05 * (max(heights) - min(heights)) or 0.1
+        axes.set_ylim(min(heights) - margin, max(heights) + margin)
     axes.set(xlabel="update", ylabel=_UNITS[unit], title="Loss")
     axes.grid(alpha=0.3)
     axes.legend()
     save(figure, path)
-
-
-def draw_attention_lengths(
-    cached: Mapping[int, float], levels: Mapping[str, float], trained: int, path: AnyPath, unit: str
-) -> None:
-    """Draw the loss over the attention length.
-
-    Args:
-        cached: the loss at each attention length.
-        levels: losses drawn as horizontal lines, by their labels.
-        trained: the longest attention length in training, drawn as a vertical line.
-        path, unit: as in `draw_loss`.
-    """
-    figure = new_figure()
-    axes = figure.add_subplot()
-    axes.plot(list(cached), list(cached.values()), "o-", label="cached memory")
-    for n, (name, value) in enumerate(levels.items()):
-        axes.axhline(value, color=f"C{n + 1}", ls="--", label=name)
-    axes.axvline(trained, color="gray", ls=":", label="longest attention in training")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(list(cached), [str(n) for n in cached])
-    _fit_height(axes, [*cached.values(), *levels.values()])
-    axes.set(xlabel="attention length (keys a token sees)", ylabel=_UNITS[unit], title="What memory is worth")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    save(figure, path)
-
-
-def _fit_height(axes: Any, values: Sequence[float]) -> None:
-    margin = 0.05 * (max(values) - min(values)) or 0.1
-    axes.set_ylim(min(values) - margin, max(values) + margin)

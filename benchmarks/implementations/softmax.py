@@ -20,8 +20,7 @@ from harness.comparison import Entry, Role, require
 from implementations.models import words, wt103
 from implementations.ways import passes
 from txl import ModelConfig
-from txl.model.adaptive import AdaptiveSoftmax
-from txl.model.transformer import init_parameters
+from txl.model.adaptive import AdaptiveSoftmax, init_parameters
 
 BATCH, LENGTH = 4, 150  # of the hidden states; wt103-base's segment length
 SMALL = 2_000  # vocabulary size in the checks

@@ -107,11 +107,10 @@ def test_a_new_folder_takes_the_place_of_nothing_but_an_empty_one(tmp_path: Path
 
 
 def test_a_lock_is_one_holder_s_until_it_is_closed(tmp_path: Path) -> None:
-    for lock in (lambda: paths.lock_file(tmp_path / ".lock"), lambda: paths.lock_folder(tmp_path)):
-        first = lock()
-        assert first is not None
-        assert lock() is None
-        os.close(first)
-        again = lock()
-        assert again is not None
-        os.close(again)
+    first = paths.lock_file(tmp_path / ".lock")
+    assert first is not None
+    assert paths.lock_file(tmp_path / ".lock") is None
+    os.close(first)
+    again = paths.lock_file(tmp_path / ".lock")
+    assert again is not None
+    os.close(again)

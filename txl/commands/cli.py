@@ -1,90 +1,45 @@
 """The `txl` command: its subcommands, and the reporting of errors."""
 
 import errno
-import importlib
-import inspect
 import io
 import os
 import platform
 import sys
-import tempfile
-import traceback
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import torch
 import typer
-import typer.core
-import typer.main
 
 import txl_kernels
 from txl.commands.console import discard, one_line, tell
+from txl.commands.convert import export_command, import_command
+from txl.commands.demo import demo_command
+from txl.commands.evaluate import evaluate_command
+from txl.commands.generate import generate_command
+from txl.commands.measure import attention_command, recl_command
+from txl.commands.prepare import prepare
+from txl.commands.recipes import recipes_command
+from txl.commands.train import train_command
 from txl.errors import Interrupted, TxlError
 
-COMMANDS = {
-    "prepare": (
-        "prepare",
-        "prepare",
-        "Turn text into a corpus of bytes or words, data sets into their standard splits.",
-    ),
-    "train": (
-        "train",
-        "train_command",
-        "Train a model, or continue a run. Ctrl-C writes a checkpoint and exits with 130.",
-    ),
-    "eval": ("evaluate", "evaluate_command", "Bits per token, perplexity and speed at each attention length."),
-    "recl": ("measure", "recl_command", "How far back models make use of a text (RECL)."),
-    "attention": ("measure", "attention_command", "What the heads attend to: figures and a page."),
-    "generate": ("generate", "generate_command", "Continue a text."),
-    "recipes": ("recipes", "recipes_command", "List the paper's models, or show one with its commands."),
-    "import": ("convert", "import_command", "Turn a checkpoint of other code into one of ours."),
-    "export": ("convert", "export_command", "Turn a checkpoint of ours into one of transformers."),
-    "demo": ("demo", "demo_command", "Train a small model for minutes, see what memory is worth, a sample."),
-}
-"""Commands: module, function, and what each does, where Python leaves docstrings out (-OO)."""
-
-
+COMMANDS: dict[str, Callable[..., None]] = {
+    "prepare": prepare, "train": train_command, "eval": evaluate_command, "recl": recl_command,
+    "attention": attention_command, "generate": generate_command, "recipes": recipes_command, "import": import_command,
+    "export": export_command, "demo": demo_command,
+}  # fmt: skip
 _TEXTS = ("--prompt", "--stop")  # options that accept an empty value
 
-
-class _Commands(typer.core.TyperGroup):
-    """A group whose commands are imported when they run."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Raise TxlError for an empty option value, such as from an unset shell variable, since an
-        empty path would mean the current folder."""
-        for before, given in zip(["", *args], args, strict=False):
-            name = before if given == "" else given[:-1] if given.startswith("-") and given.endswith("=") else None
-            if name is not None and not {name, before} & set(_TEXTS):
-                where = name if name.startswith("-") else "an argument"
-                raise TxlError(f"{where} is empty; give it a value, or leave it out")
-        return super().parse_args(ctx, args)
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, name: str) -> Any:
-        if name not in COMMANDS:
-            return None
-        if name != "train" and os.environ.get("RANK") and os.environ.get("WORLD_SIZE", "1") != "1":
-            raise TxlError(f"txl {name} runs in one process; torchrun is for txl train")
-        module, function, help_text = COMMANDS[name]
-        command = getattr(importlib.import_module(f"txl.commands.{module}"), function)
-        alone = typer.Typer(**_STYLE)
-        alone.command(name, help=inspect.getdoc(command) or help_text)(command)
-        return typer.main.get_command(alone)
-
-
-_STYLE: dict[str, Any] = {
-    "add_completion": False, "pretty_exceptions_enable": False,
-    "context_settings": {"help_option_names": ["-h", "--help"]},
-}  # fmt: skip
 app = typer.Typer(
     name="txl",
-    cls=_Commands,
     help="Transformer-XL language models: prepare a text, train, evaluate, generate. Start with `txl demo`.",
     no_args_is_help=True,
-    **_STYLE,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -95,19 +50,32 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    pass  # the option's callback does the work; the help text is the app's
+    several = os.environ.get("RANK") and os.environ.get("WORLD_SIZE", "1") != "1"
+    if several and context.invoked_subcommand != "train":
+        raise TxlError(f"txl {context.invoked_subcommand} runs in one process; torchrun is for txl train")
+
+
+def _refuse_empty(arguments: Sequence[str]) -> None:
+    """Raise TxlError for an empty option value, such as from an unset shell variable, since an
+    empty path would mean the current folder."""
+    for before, given in zip(["", *arguments], arguments, strict=False):
+        name = before if given == "" else given[:-1] if given.startswith("-") and given.endswith("=") else None
+        if name is not None and not {name, before} & set(_TEXTS):
+            where = name if name.startswith("-") else "an argument"
+            raise TxlError(f"{where} is empty; give it a value, or leave it out")
 
 
 _UsageError: Any = typer.BadParameter.__base__  # of the click version that typer uses
 
 
 def main() -> None:
-    """Entry point. A user's error is printed as one line on stderr with exit code 1; Ctrl-C exits
-    with 130."""
+    """Entry point. A user's error is printed as one line on stderr with exit code 1, any other one
+    with its traceback; Ctrl-C exits with 130."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         if getattr(sys, name) is None:  # closed by the shell, as in `txl generate >&-`
             discard(number)
@@ -116,6 +84,7 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names can hold any bytes
     try:
+        _refuse_empty(sys.argv[1:])
         if app(standalone_mode=False) == 130:  # newer typers return it; older ones raise Abort
             raise KeyboardInterrupt
     except _UsageError as error:
@@ -137,41 +106,22 @@ def main() -> None:
     except Exception as error:
         known = _reason(error)
         if known is None:
-            _report_unforeseen(error)
-        else:
-            tell(one_line(known))
+            raise
+        tell(one_line(known))
         sys.exit(1)
 
 
-def _report_unforeseen(error: BaseException) -> None:
-    """Print an unexpected error on stderr, with the file to which its traceback was written."""
-    text = "".join(traceback.format_exception(error))
-    try:
-        descriptor, path = tempfile.mkstemp(prefix="txl-error-", suffix=".txt")
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-        where = f"the traceback is in {path}"
-    except OSError:
-        where = "its traceback could not be written"
-    summary = " ".join(str(error).split())[:500]
-    print(f"error: {type(error).__name__}: {summary or 'no more is known'} ({where})", file=sys.stderr)
-
-
-def _reason(error: BaseException) -> str | None:
-    """Return the message of an error that is expected; None for any other."""
+def _reason(error: Exception) -> str | None:
+    """Return the message of an error that is expected: of input, files or memory, a number that
+    overflows, or an invalid setting of the kernels; None for any other."""
+    text = str(error)
+    shown = " ".join(text.split())[:200]
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
         return f"standard output: {error.strerror}"  # errors of files have a file name
-    return str(error) if isinstance(error, (TxlError, OSError)) else memory_summary(error)
-
-
-def memory_summary(error: BaseException) -> str | None:
-    """Return the message if memory is exhausted, a number overflows or a kernel setting is invalid;
-    else None."""
-    text = str(error)
-    if text.startswith("TXL_KERNELS_"):  # an environment variable with an invalid value
+    if isinstance(error, (TxlError, OSError)) or text.startswith("TXL_KERNELS_"):
         return text
     if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:
-        return f"there is not enough memory for these sizes ({' '.join(text.split())[:200] or 'MemoryError'})"
+        return f"there is not enough memory for these sizes ({shown or 'MemoryError'})"
     if isinstance(error, OverflowError) or "Storage size calculation overflowed" in text:
-        return f"a number is beyond what can be computed with ({' '.join(text.split())[:200]})"
+        return f"a number is beyond what can be computed with ({shown})"
     return None

@@ -1,14 +1,17 @@
-"""Progress on the terminal, or as lines in a file."""
+"""The terminal: messages, progress, and the options that several commands have."""
 
 import math
 import os
 import sys
 import time
-from types import TracebackType
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
 
-from rich.console import Console, RenderableType
-from rich.constrain import Constrain
+import torch
+import typer
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
@@ -18,9 +21,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from txl.training.trainer import Trainer
+from txl.errors import TxlError
+from txl.training.trainer import OnEntry, Trainer
 
-_T = TypeVar("_T", bound="_Shown")
+LINES_S = 10.0  # seconds between the lines about training where there is no bar
 
 
 def discard(descriptor: int) -> None:
@@ -41,107 +45,101 @@ def one_line(why: str) -> str:
     return "error: " + why.replace("\n", "\\n").replace("\r", "\\r")
 
 
-def output_is_gone() -> None:
-    """Report on stderr that the reader of stdout has closed it, and discard further output."""
-    discard(sys.stdout.fileno())
-    tell("the reader of the output is gone; the command goes on without it")
-
-
 class PatientConsole(Console):
     """Console that continues when its output's reader is closed; rich's own exits."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        output_is_gone()
+        discard(sys.stdout.fileno())
+        tell("the reader of the output is gone; the command goes on without it")
 
 
-class _Shown:
-    """Base of progress reports whose bar is shown while a with block runs."""
-
-    _bar: Progress
-
-    def __enter__(self: _T) -> _T:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
+console = PatientConsole(emoji=False)  # names can hold text such as :smile:
 
 
-def shows_bars(console: Console) -> bool:
-    """Whether a bar can be redrawn: on a terminal that can move its cursor, not in a file."""
-    return console.is_terminal and not console.is_dumb_terminal
+def say(text: object) -> None:
+    """Print a line without interpreting markup, so that file names appear as they are."""
+    console.print(str(text), markup=False, highlight=False, soft_wrap=True)
 
 
-class Bar(Progress):
-    """Progress bar, shown only if it can be redrawn. It is two columns narrower than the terminal,
-    so that an echoed ^C does not wrap to a new line."""
-
-    def __init__(self, console: Console, *columns: ProgressColumn, transient: bool = False) -> None:
-        self._shown_on = console  # rich's own attribute does not exist yet when it first calls get_renderable
-        super().__init__(*columns, console=console, transient=transient, disable=not shows_bars(console))
-
-    def get_renderable(self) -> RenderableType:
-        return Constrain(super().get_renderable(), self._shown_on.width - 2)
+def bar(*columns: ProgressColumn, transient: bool = False) -> Progress:
+    """Make a progress bar, shown only on a terminal that can move its cursor, not in a file."""
+    hidden = not console.is_terminal or console.is_dumb_terminal
+    return Progress(*columns, console=console, transient=transient, disable=hidden)
 
 
-class TrainingProgress(_Shown):
-    """A bar with step, percentage, bpc or perplexity, tokens/s and remaining time; a line for each
-    evaluation.
+@contextmanager
+def training_progress(trainer: Trainer) -> Iterator[OnEntry]:
+    """A context with a bar: step, percentage, bpc or perplexity, tokens/s and remaining time, and a
+    line for each evaluation. Without a bar: a line about every `LINES_S` seconds and at the end.
 
-    Without a terminal: a line about every `SECONDS` seconds and at the end.
+    Yields: a function that shows an entry passed by `Trainer.run`.
     """
+    unit = "bpc" if trainer.corpus.vocabulary.unit == "bytes" else "ppl"  # bits per byte, or perplexity per word
+    shown = bar(
+        TextColumn("step {task.completed:.0f} of {task.total:.0f}"),
+        BarColumn(bar_width=16),  # room to the terminal's edge, where an echoed ^C would begin a new line
+        TaskProgressColumn(),
+        TextColumn("{task.fields[status]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    task = shown.add_task("train", total=trainer.config.steps, completed=trainer.step, status="starting")
+    last_line = -math.inf
 
-    SECONDS = 10.0
-
-    def __init__(self, console: Console, trainer: Trainer) -> None:
-        self._console = console
-        # The loss is shown as bits per byte, or as perplexity per word.
-        self._unit = "bpc" if trainer.corpus.vocabulary.unit == "bytes" else "ppl"
-        self._bar = Bar(
-            console,
-            TextColumn("step {task.completed:.0f} of {task.total:.0f}"),
-            BarColumn(bar_width=None),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-        )
-        self._task = self._bar.add_task("train", total=trainer.config.steps, completed=trainer.step, status="starting")
-        self._trainer, self._last_line = trainer, -math.inf
-
-    def report(self, entry: dict[str, Any]) -> None:
-        """Show an entry passed by `Trainer.run`. A closed reader does not end the training."""
-        try:
-            self._report(entry)
-        except BrokenPipeError:
-            output_is_gone()
-
-    def _report(self, entry: dict[str, Any]) -> None:
+    def report(entry: dict[str, Any]) -> None:
+        nonlocal last_line
+        steps, now = trainer.config.steps, time.monotonic()  # the number of steps can change with the clock
         if "loss" in entry:
-            measure, rate = f"{self._unit} {entry[self._unit]:.4f}", f"{entry['tokens_per_s']:,.0f} tokens/s"
-            steps, now = self._trainer.config.steps, time.monotonic()  # the number of steps can change with the clock
-            self._bar.update(self._task, completed=entry["step"], total=steps, status=f"{measure}  {rate}")
-            if self._bar.disable and (now - self._last_line >= self.SECONDS or entry["step"] == steps):
-                self._last_line = now
-                self._line(entry, f"loss {entry['loss']:.4f}, {measure}, {rate}")
+            told = f"{unit} {entry[unit]:.4f}"
+            rate = f"{entry['tokens_per_s']:,.0f} tokens/s"
+            shown.update(task, completed=entry["step"], total=steps, status=f"{told}  {rate}")
+            if not shown.disable or (now - last_line < LINES_S and entry["step"] < steps):
+                return
+            last_line, line = now, f"loss {entry['loss']:.4f}, {told}, {rate}"
         else:
-            told = f"{self._unit} {entry[f'valid_{self._unit}']:.4f}"
-            self._line(entry, f"validation loss {entry['valid_loss']:.4f}, {told}")
+            line = f"validation loss {entry['valid_loss']:.4f}, {unit} {entry[f'valid_{unit}']:.4f}"
+        console.print(f"step {entry['step']} of {steps}: {line}", highlight=False, soft_wrap=True)
 
-    def _line(self, entry: dict[str, Any], text: str) -> None:
-        steps = self._trainer.config.steps
-        self._console.print(f"step {entry['step']} of {steps}: {text}", highlight=False, soft_wrap=True)
+    with shown:
+        yield report
 
 
-class EvaluationProgress(_Shown):
-    """A progress bar over the tokens to score."""
+@contextmanager
+def evaluation_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A context with a bar over the tokens to score; yields a function that takes their number."""
+    told = TextColumn("{task.description}", markup=False)  # names can hold braces and brackets
+    with bar(told, BarColumn(), TimeRemainingColumn(), transient=True) as shown:
+        task = shown.add_task(title, total=total)
+        yield lambda scored: shown.update(task, completed=scored)
 
-    def __init__(self, console: Console, title: str, total: int) -> None:
-        told = TextColumn("{task.description}", markup=False)  # names can hold braces and brackets
-        self._bar = Bar(console, told, BarColumn(), TimeRemainingColumn(), transient=True)
-        self._task = self._bar.add_task(title, total=total)
 
-    def update(self, scored: int) -> None:
-        self._bar.update(self._task, completed=scored)
+def in_panel(panel: str, *names: str, help: str, show_default: bool = True, **kind: Any) -> Any:
+    """Make an option that `--help` shows under the heading `panel`."""
+    return typer.Option(*names, help=help, rich_help_panel=panel, show_default=show_default, **kind)
+
+
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
+Checkpoint = Annotated[Path, typer.Argument(help="A run folder (its best checkpoint is taken) or a .safetensors file.")]
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device of a name; raise TxlError if torch does not know it or it is not
+    available."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        if device.type not in ("cpu", "cuda"):
+            raise TxlError(f"device must be cpu, cuda or auto, got {name!r}")
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise TxlError(f"device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """Parse whole numbers separated by commas; raise TxlError that names the option."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise TxlError(f"{option} takes whole numbers separated by commas, got {text!r}") from None

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from txl.commands.options import Checkpoint, in_panel, say
+from txl.commands.console import Checkpoint, in_panel, say
 from txl.errors import TxlError
 from txl.importing.checkpoint import convert, export
 from txl.importing.names import Lengths

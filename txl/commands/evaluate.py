@@ -1,7 +1,6 @@
 """`txl eval`: the loss of a split at each attention length."""
 
 import functools
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -9,22 +8,17 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from txl.commands.console import EvaluationProgress
-from txl.commands.options import Checkpoint, Device, console, in_panel, numbers, pick_device, say
+from txl.commands.console import Checkpoint, Device, console, evaluation_progress, in_panel, numbers, pick_device, say
 from txl.errors import TxlError
-from txl.evaluation.evaluate import (
-    Reading,
-    Score,
-    check_positive,
-)
+from txl.evaluation.evaluate import Reading, Score, check_positive
 from txl.language_model import LanguageModel, load
 from txl.paper.recurrent import RecurrentNetwork
-from txl.precision import PRECISIONS, autocast_dtype
 from txl.text import corpus as data
 from txl.text.preparing import encode_file
 from txl.text.readers import SPLITS
 from txl.text.streams import Counting
 from txl.text.vocabulary import Tokens
+from txl.training.config import PRECISIONS, autocast_dtype
 from txl.training.run import read_record
 
 _TEXT, _READING = "What is scored", "How it is read"
@@ -92,22 +86,23 @@ def evaluate_command(
         raise TxlError(f"--precision must be {', '.join(PRECISIONS)}, got {precision!r}")
     for name, value in (("batch", batch), ("limit", limit)):
         check_positive(name, value)
-    counted = _counting(counting)
-    lengths = _attention_lengths(attn_len) if attn_len else None
-    asked = Reading(None, method, segment)  # type: ignore[arg-type]
+    if counting not in get_args(Counting):
+        raise TxlError(f"--counting must be all or released, got {counting!r}")
+    lengths = numbers("--attn-len", attn_len) if attn_len else [None]
+    asked = [Reading(n, method, segment) for n in lengths]  # type: ignore[arg-type]
     where = pick_device(device)
     language_model = load(checkpoint, where, clamp_len=clamp_len, zeros=zeros)
     tokens = split_of(language_model, source, split, limit)
-    score_at = functools.partial(language_model.evaluate, tokens, batch=batch, counting=counted)
+    score_at = functools.partial(language_model.evaluate, tokens, batch=batch, counting=counting)  # type: ignore[arg-type]
     dtype = autocast_dtype(precision, where)
     autocast = functools.partial(torch.autocast, where.type, dtype=dtype, enabled=dtype is not None)
     scores = []
-    readings = [language_model.resolve(replace(asked, attn_len=n)) for n in lengths or (None,)]
+    readings = [language_model.resolve(one) for one in asked]
     for reading in readings:
         title = f"attention length {reading.attn_len}"
         total = min(len(tokens), limit or len(tokens))
-        with EvaluationProgress(console, title, total) as progress, autocast():
-            scores.append(score_at(reading, limit=limit, progress=progress.update))
+        with evaluation_progress(title, total) as progress, autocast():
+            scores.append(score_at(reading, limit=limit, progress=progress))
     how = readings[0].method
     _print(scores, language_model, how, how if dtype is None else f"{how} in bfloat16")
 
@@ -131,20 +126,6 @@ def split_of(saved: LanguageModel, source: Path | None, split: str, enough: int 
         raise TxlError(f"{source}: its vocabulary is not the one {saved.path} was trained with")
     corpus.verify(split)
     return corpus.split(split)
-
-
-def _counting(name: str) -> Counting:
-    for known in get_args(Counting):
-        if name == known:
-            return known  # type: ignore[no-any-return]
-    raise TxlError(f"--counting must be all or released, got {name!r}")
-
-
-def _attention_lengths(text: str) -> list[int]:
-    lengths = numbers("--attn-len", text)
-    if any(n < 1 for n in lengths):
-        raise TxlError(f"--attn-len must be >= 1 (a token sees at least itself), got {text}")
-    return lengths
 
 
 def _print(scores: list[Score], saved: LanguageModel, how: str, told: str) -> None:

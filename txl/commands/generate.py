@@ -5,7 +5,7 @@ import sys
 from itertools import chain
 from typing import Annotated
 
-from txl.commands.options import Checkpoint, Device, in_panel, pick_device
+from txl.commands.console import Checkpoint, Device, in_panel, pick_device
 from txl.errors import TxlError
 from txl.evaluation.evaluate import Reading, default_method
 from txl.evaluation.generate import Sampling

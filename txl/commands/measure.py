@@ -10,9 +10,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from txl.commands.console import EvaluationProgress
+from txl.commands.console import Checkpoint, Device, console, evaluation_progress, in_panel, numbers, pick_device, say
 from txl.commands.evaluate import split_of
-from txl.commands.options import Checkpoint, Device, console, in_panel, numbers, pick_device, say
 from txl.errors import TxlError
 from txl.evaluation.evaluate import perplexity
 from txl.language_model import LanguageModel, load
@@ -68,39 +67,37 @@ def recl_command(
             limits[name] = limit - limit % step
             say(f"{name}: its contexts end at {limits[name]} tokens, as its absolute positions reach {limit}")
     folder = out or (runs[0] if runs[0].is_dir() else runs[0].parent) / "recl"
-    with results_folder(folder, "--out"):
-        positions = len(layout.positions())
-        if positions < samples:
-            say(
-                f"the text has {positions:,} positions {step} apart after a context of {layout.longest:,}; all are taken"
-            )
-        losses, seconds = {}, {}
-        for name, model in group.items():
-            began = time.perf_counter()
-            with EvaluationProgress(console, name, positions) as progress:
-                losses[name] = recl.measure(
-                    recl.NetworkLosses(model), tokens, layout, limit=limits[name], device=model.model.device,
-                    watch=progress.update,
-                )  # fmt: skip
-            seconds[name] = time.perf_counter() - began
-        perplexities = {name: [perplexity(x) for x in values.mean(1)] for name, values in losses.items()}
-        effective = {r: recl.effective_context(losses, layout.lengths, r, limits=limits) for r in ratios}
-        found = {
-            "models": {name: str(model.path) for name, model in group.items()}, "samples": samples, "step": step,
-            "checkpoints": {name: model.digest for name, model in group.items()}, "seconds": seconds,
-            "contexts": layout.lengths, "positions": positions, "limits": limits, "perplexity": perplexities,
-            "effective": {r: {name: dataclasses.asdict(each) for name, each in by.items()} for r, by in effective.items()},
-        }  # fmt: skip
-        replace_text(folder / "recl.json", json.dumps(found, indent=2) + "\n")
-        _print(effective, perplexities, f"RECL in tokens, {positions:,} positions, contexts to {layout.longest:,}")
-        reason = missing()
-        if reason is None:
-            drawn = FIGURE_RATIO if FIGURE_RATIO in effective else min(effective)
-            recl.draw_gains(effective[drawn], layout.lengths, drawn, folder / "figure-3.png")
-            recl.draw_perplexity(perplexities, layout.lengths, folder / "figure-4.png")
-        else:
-            say(f"the figures were left out: {reason}")
-        say(f"in {folder}: recl.json{'' if reason else ', figure-3.png, figure-4.png'}")
+    results_folder(folder, "--out")
+    positions = len(layout.positions())
+    if positions < samples:
+        say(f"the text has {positions:,} positions {step} apart after a context of {layout.longest:,}; all are taken")
+    losses, seconds = {}, {}
+    for name, model in group.items():
+        began = time.perf_counter()
+        with evaluation_progress(name, positions) as progress:
+            losses[name] = recl.measure(
+                recl.NetworkLosses(model), tokens, layout, limit=limits[name], device=model.model.device,
+                watch=progress,
+            )  # fmt: skip
+        seconds[name] = time.perf_counter() - began
+    perplexities = {name: [perplexity(x) for x in values.mean(1)] for name, values in losses.items()}
+    effective = {r: recl.effective_context(losses, layout.lengths, r, limits=limits) for r in ratios}
+    found = {
+        "models": {name: str(model.path) for name, model in group.items()}, "samples": samples, "step": step,
+        "checkpoints": {name: model.digest for name, model in group.items()}, "seconds": seconds,
+        "contexts": layout.lengths, "positions": positions, "limits": limits, "perplexity": perplexities,
+        "effective": {r: {name: dataclasses.asdict(each) for name, each in by.items()} for r, by in effective.items()},
+    }  # fmt: skip
+    replace_text(folder / "recl.json", json.dumps(found, indent=2) + "\n")
+    _print(effective, perplexities, f"RECL in tokens, {positions:,} positions, contexts to {layout.longest:,}")
+    reason = missing()
+    if reason is None:
+        drawn = FIGURE_RATIO if FIGURE_RATIO in effective else min(effective)
+        recl.draw_gains(effective[drawn], layout.lengths, drawn, folder / "figure-3.png")
+        recl.draw_perplexity(perplexities, layout.lengths, folder / "figure-4.png")
+    else:
+        say(f"the figures were left out: {reason}")
+    say(f"in {folder}: recl.json{'' if reason else ', figure-3.png, figure-4.png'}")
 
 
 def _group(models: list[LanguageModel], paths: list[Path]) -> dict[str, LanguageModel]:
@@ -176,25 +173,25 @@ def attention_command(
         )
     first = (len(tokens) + window - TARGETS) // 2
     folder = out or language_model.path.parent / "attention"
-    with results_folder(folder, "--out"):
-        found = attention_maps.Attention(layers, n_head, window, first, TARGETS)
-        with EvaluationProgress(console, "attention", len(tokens)) as progress:
-            start = language_model.vocabulary.start
-            for first_query, weights in attention_maps.read_weights(model, tokens, start, window):
-                found.add(first_query, weights)
-                progress.update(found.queries + window - 1)
-        if chosen is None:
-            chosen = [found.widest(layer) for layer in sorted({0, layers // 2, layers - 1})]
-        attention_maps.draw_means(found, {"all": "Mean attention of every head"}, folder / "figure-5.png")
-        attention_maps.draw_heads(found, chosen, folder / "figure-6.png")
-        attention_maps.draw_means(found, attention_maps.TERMS, folder / "figure-7.png")
-        about = (
-            f"{language_model.path}: {layers} layers of {n_head} heads, a window of {window:,}; targets {first:,} to "
-            f"{first + TARGETS - 1:,} of {source if source is not None and source.is_file() else f'the {split} split'}"
-        )
-        title = f"Attention of {language_model.path.parent.name or language_model.path.name}"
-        attention_maps.write_page(folder / "attention.html", found, tokens, language_model.vocabulary, title, about)
-        say(
-            f"{found.queries:,} tokens with windows of {window:,}; heads {', '.join(str(h + 1) for h in chosen)} in figure 6"
-        )
-        say(f"in {folder}: figure-5.png, figure-6.png, figure-7.png, attention.html")
+    results_folder(folder, "--out")
+    found = attention_maps.Attention(layers, n_head, window, first, TARGETS)
+    with evaluation_progress("attention", len(tokens)) as progress:
+        start = language_model.vocabulary.start
+        for first_query, weights in attention_maps.read_weights(model, tokens, start, window):
+            found.add(first_query, weights)
+            progress(found.queries + window - 1)
+    if chosen is None:
+        chosen = [found.widest(layer) for layer in sorted({0, layers // 2, layers - 1})]
+    attention_maps.draw_means(found, {"all": "Mean attention of every head"}, folder / "figure-5.png")
+    attention_maps.draw_heads(found, chosen, folder / "figure-6.png")
+    attention_maps.draw_means(found, attention_maps.TERMS, folder / "figure-7.png")
+    about = (
+        f"{language_model.path}: {layers} layers of {n_head} heads, a window of {window:,}; targets {first:,} to "
+        f"{first + TARGETS - 1:,} of {source if source is not None and source.is_file() else f'the {split} split'}"
+    )
+    title = f"Attention of {language_model.path.parent.name or language_model.path.name}"
+    attention_maps.write_page(folder / "attention.html", found, tokens, language_model.vocabulary, title, about)
+    say(
+        f"{found.queries:,} tokens with windows of {window:,}; heads {', '.join(str(h + 1) for h in chosen)} in figure 6"
+    )
+    say(f"in {folder}: figure-5.png, figure-6.png, figure-7.png, attention.html")

@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
-from txl.commands.console import Bar
-from txl.commands.options import console, in_panel
+from txl.commands.console import bar, console, in_panel
 from txl.text import corpus as data
 from txl.text.datasets import RULES, PrepareOptions
 from txl.text.readers import SPLITS
@@ -45,11 +44,12 @@ def prepare(
     Sizes are compared with the published ones. Memory does not grow with the text.
     """
     options = PrepareOptions(rule, newline, lower or None, min_count, max_words, vocabulary)
-    with _bar() as bar:
-        task = bar.add_task("looking", total=None)
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
+    with bar(*columns, transient=True) as shown:
+        task = shown.add_task("looking", total=None)
 
         def show(what: str, done: int, total: int) -> None:
-            bar.update(task, description=what, completed=done, total=total)
+            shown.update(task, description=what, completed=done, total=total or None)
 
         corpus = data.prepare(source, out, options, show)
     published = RULES[corpus.rule].published(options)
@@ -66,8 +66,3 @@ def _compared(size: int, published: int | None) -> str:
     if published is None:
         return ""
     return " (as published)" if size == published else f" (published: {published:,})"
-
-
-def _bar() -> Bar:
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-    return Bar(console, *columns, transient=True)

@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from txl import recipes
-from txl.commands.options import console, say
+from txl.commands.console import console, say
 from txl.model import make_network
 from txl.model.transformer import count_parameters
 from txl.training.config import TrainConfig

@@ -70,19 +70,6 @@ def generate(
             logits = reader.feed(token.unsqueeze(1))
 
 
-def stop_bytes(stop: str | bytes | None) -> bytes:
-    """Return a stop string as bytes; empty for None.
-
-    Raises:
-        TxlError: it is empty or is not a string.
-    """
-    if stop is None:
-        return b""
-    if not isinstance(stop, (str, bytes)) or not stop:
-        raise TxlError(f"stop must be a string of at least one character, got {stop!r}")
-    return encoded(stop)
-
-
 def encoded(text: str | bytes) -> bytes:
     """Return a text as bytes; those of a command line that are not UTF-8 are kept."""
     return text.encode("utf-8", errors="surrogateescape") if isinstance(text, str) else text
@@ -99,7 +86,7 @@ def text_of(
     Args:
         before: the token that precedes the first drawn one.
         apart: whether the text before ends in white space, so that a first word needs no space.
-        stop: as `stop_bytes` returns it; empty for no stop string.
+        stop: empty for no stop string.
     """
     held, decode = b"", vocabulary.decode
     apart = apart and vocabulary.unit == "words"

@@ -15,10 +15,9 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
 )
 
-from txl.hf.cache import TransfoXLCache
 from txl.hf.configuration import TransfoXLConfig
 from txl.hf.modeling import TransfoXLForSequenceClassification, TransfoXLLMHeadModel, TransfoXLModel
-from txl.hf.outputs import TransfoXLLMHeadModelOutput, TransfoXLModelOutput
+from txl.hf.outputs import TransfoXLCache, TransfoXLLMHeadModelOutput, TransfoXLModelOutput
 from txl.hf.tokenization import TransfoXLTokenizer
 from txl.hf.weights import TransfoXLPreTrainedModel
 

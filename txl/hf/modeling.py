@@ -13,9 +13,8 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
-from txl.hf.cache import TransfoXLCache, one_cache
 from txl.hf.configuration import TransfoXLConfig
-from txl.hf.outputs import TransfoXLLMHeadModelOutput, TransfoXLModelOutput
+from txl.hf.outputs import TransfoXLCache, TransfoXLLMHeadModelOutput, TransfoXLModelOutput, one_cache
 from txl.hf.weights import TransfoXLPreTrainedModel
 from txl.model.adaptive import IGNORED, AdaptiveSoftmax
 from txl.model.transformer import HiddenMemory, States, Trunk

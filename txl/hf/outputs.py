@@ -1,11 +1,86 @@
-"""Outputs of the models."""
+"""Outputs of the models, and the cache of keys and values for `generate()` that they hold."""
 
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.utils import ModelOutput
 
-from txl.hf.cache import TransfoXLCache
+from txl.model.transformer import Trunk
+from txl_kernels import KeyValueCache, RelAttention
+
+
+def one_cache(cache: Any, past_key_values: Any) -> Any:
+    """Return the one that is given of two names of the same argument; raise ValueError for both."""
+    if cache is not None and past_key_values is not None:
+        raise ValueError("pass either cache or past_key_values, which is its older name")
+    return past_key_values if cache is None else cache
+
+
+class TransfoXLCache:
+    """The last mem_len keys and values of each layer, preallocated: time and memory per token do
+    not grow with the text.
+
+    Pass it as `cache` or by the older name `past_key_values`; `generate()` makes its own.
+
+    Attributes:
+        layers: one `KeyValueCache` for each layer.
+        max_segment: maximum number of tokens of one kernel call; longer inputs are read in several.
+    """
+
+    # attributes that generate() reads from a cache
+    is_compileable = False
+    is_croppable = False
+
+    def __init__(self, trunk: Trunk, batch: int, max_segment: int = 128) -> None:
+        """Make a cache at the start of a text: empty, or with mem_len zero states
+        (`config.initial_memory`)."""
+        self.max_segment, self._seen = max_segment, 0
+        self.layers: list[KeyValueCache] = []
+        with torch.no_grad():
+            for block in trunk.layers:
+                assert isinstance(block.attention, RelAttention)
+                self.layers.append(block.attention.new_cache(batch, trunk.config.mem_len, max_segment))
+            trunk.begin(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """For each layer, whether its attention is linear (always False)."""
+        return [False] * len(self)
+
+    def saw(self, count: int) -> None:
+        """Add to the number of tokens read."""
+        self._seen += count
+
+    def pad(self, left: Tensor) -> None:
+        """Hide padding: batch row n begins with left[n] tokens of padding, int64 [B].
+
+        Raises:
+            ValueError: tokens have been read already, or the padding is longer than max_segment.
+        """
+        longest = int(left.max())
+        if self._seen:
+            raise ValueError("attention_mask must be of ones with a cache that has read tokens")
+        if longest > self.max_segment:
+            raise ValueError(
+                f"attention_mask must pad a text with at most the {self.max_segment} tokens of the cache's max_segment, "
+                f"got {longest}"
+            )
+        for cache in self.layers:
+            cache.hide(left)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the number of tokens read, including those no longer in the cache."""
+        return self._seen
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Permute the batch rows into the order of the beams, beam_idx [B]."""
+        for cache in self.layers:
+            cache.reorder(beam_idx.long())
 
 
 @dataclass

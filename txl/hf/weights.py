@@ -16,9 +16,9 @@ from txl.errors import TxlError
 from txl.hf.configuration import TransfoXLConfig
 from txl.importing import huggingface
 from txl.importing.names import original, translate
-from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, draw, resize_vocabulary
+from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, init_module, resize_vocabulary
 from txl.model.config import ModelConfig
-from txl.model.transformer import Trunk, init_module
+from txl.model.transformer import Trunk
 
 HEAD = "score."  # prefix of a classifier's head
 OF_THE_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision")
@@ -175,12 +175,7 @@ class TransfoXLPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
                 module.tie_biases()
 
     def _init_weights(self, module: nn.Module) -> None:
-        config = self.config.model_config()
-        # not called for modules that own nothing but these
-        if isinstance(module, (nn.ParameterList, nn.ParameterDict)):
-            draw(module, config)
-        else:
-            init_module(module, config)
+        init_module(module, self.config.model_config())
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from txl.model.config import NetworkConfig
+from txl.model.config import ModelConfig, NetworkConfig
 from txl_kernels.linear import linear
 
 IGNORED = -100  # the target of a position that is not scored
@@ -289,25 +289,19 @@ def resize_vocabulary(module: AdaptiveEmbedding | AdaptiveSoftmax, config: Netwo
     module.bounds = config.bounds
 
 
-def init_tables(module: AdaptiveEmbedding | AdaptiveSoftmax, config: NetworkConfig) -> None:
-    """Draw all parameters that an embedding or a softmax owns."""
-    if isinstance(module, AdaptiveEmbedding):
-        draw(module.tables, config)
-        draw(module.projections, config)
-        return
-    draw(module.own_tables, config)
-    draw(module.own_projections, config)
-    nn.init.zeros_(module.bias)
-    if len(module.bounds) > 2:
-        nn.init.normal_(module.cluster_weight, 0.0, config.init_std)
-        nn.init.zeros_(module.cluster_bias)
+def init_parameters(model: nn.Module, config: NetworkConfig) -> None:
+    """Draw all parameters of a model from torch's generator, as the released code does."""
+    for module in model.modules():
+        init_module(module, config)
 
 
-def draw(parameters: nn.ParameterList | nn.ParameterDict, config: NetworkConfig) -> None:
-    """Draw embedding tables (a ParameterList) or their projections (a ParameterDict)."""
-    if isinstance(parameters, nn.ParameterList):
-        for table in parameters:
-            nn.init.normal_(table, 0.0, config.init_std)
-    else:
-        for projection in parameters.values():
-            nn.init.normal_(projection, 0.0, config.proj_init_std)
+def init_module(module: nn.Module, config: NetworkConfig) -> None:
+    """Draw a module's own parameters, without its children's."""
+    for name, p in module.named_parameters(recurse=False):
+        if isinstance(module, nn.LayerNorm) and name == "weight":
+            assert isinstance(config, ModelConfig)
+            nn.init.normal_(p, 1.0, config.norm_std)
+        elif p.dim() == 1 or name == "distance_bias":
+            nn.init.zeros_(p)
+        else:  # a ParameterDict holds the projections of the embeddings
+            nn.init.normal_(p, 0.0, config.proj_init_std if isinstance(module, nn.ParameterDict) else config.init_std)

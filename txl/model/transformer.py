@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from txl.errors import TxlError
-from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, init_tables
-from txl.model.attention import Biases, ReleasedShawAttention, ShawAttention, make_attention
+from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, init_parameters
+from txl.model.attention import Biases, make_attention
 from txl.model.config import ModelConfig, NetworkConfig
 from txl_kernels import KeyValueCache, RelAttention, sinusoid
 from txl_kernels.layer import SegmentAttention
@@ -360,37 +360,6 @@ class TransformerXL(Trunk, LanguageNetwork):
         self.softmax = AdaptiveSoftmax(config, self.embedding)
         self.second_softmax = AdaptiveSoftmax(config, None) if config.second_target else None
         init_parameters(self, config)
-
-
-def init_parameters(model: nn.Module, config: ModelConfig) -> None:
-    """Draw all parameters of a model from torch's generator, as the released code does."""
-    for module in model.modules():
-        init_module(module, config)
-
-
-def init_module(module: nn.Module, config: ModelConfig) -> None:
-    """Draw a module's own parameters, without its children's; for embeddings and softmax all of
-    them."""
-    std = config.init_std
-    if isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, 0.0, std)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    elif isinstance(module, nn.LayerNorm):
-        nn.init.normal_(module.weight, 1.0, config.norm_std)
-        nn.init.zeros_(module.bias)
-    elif isinstance(module, RelAttention):
-        nn.init.normal_(module.content_bias, 0.0, std)
-        nn.init.normal_(module.position_bias, 0.0, std)
-    elif isinstance(module, ShawAttention):
-        nn.init.normal_(module.table, 0.0, std)
-        if isinstance(module, ReleasedShawAttention):
-            nn.init.normal_(module.content_bias, 0.0, std)
-            nn.init.zeros_(module.distance_bias)
-    elif isinstance(module, Block) and module.places is not None:
-        nn.init.normal_(module.places, 0.0, std)
-    elif isinstance(module, (AdaptiveEmbedding, AdaptiveSoftmax)):
-        init_tables(module, config)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, init_tables
+from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, init_parameters
 from txl.model.config import RecurrentConfig
 from txl.model.transformer import HiddenMemory, LanguageNetwork, States, check_tokens, hidden_dropout
 
@@ -99,7 +99,7 @@ class RecurrentNetwork(LanguageNetwork):
         self.output_dropout = hidden_dropout(config, config.output_dropout)
         self.softmax = AdaptiveSoftmax(config, self.embedding)
         for module in (self.embedding, self.softmax):
-            init_tables(module, config)
+            init_parameters(module, config)
 
     def read(
         self,

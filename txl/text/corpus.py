@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,16 @@ from torch import Tensor
 from txl.errors import TxlError
 from txl.fields import from_values
 from txl.paths import AnyPath, new_folder, open_regular, read_bytes, read_text, remove_leftovers
-from txl.text.datasets import PrepareOptions, choose
-from txl.text.preparing import FORMAT, META, NAMES, SENTENCES, VOCABULARY, make_vocabulary, write_corpus
-from txl.text.readers import SPLITS, Source
+from txl.text.datasets import RULES, PrepareOptions, choose
+from txl.text.preparing import FORMAT, META, NAMES, VOCABULARY, make_vocabulary, write_corpus
+from txl.text.readers import SPLITS, Reader, Source
 from txl.text.vocabulary import Tokens, Vocabulary, from_file, token_dtype
 
 Progress = Callable[[str, int, int], None]
-"""Takes what is being done, the bytes of the source read for it so far, and all there are."""
+"""Takes what is being done, the bytes of text read for it, and how many there are (0: unknown)."""
 
 _AUTO = PrepareOptions()
+BLOCK_TOKENS = 1 << 26  # tokens that are compared at once
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,6 @@ class Corpus:
         source: a line that describes the source. rule: name of the rule that prepared it.
         fingerprint: SHA-256 of vocabulary and tokens. sha256: that of each file's content, by its
             stem.
-        sentences: if the training sentences are to be shuffled (see `Streams`), the index
-            of each one's first token, a memory map of int64; else None.
     """
 
     folder: Path
@@ -48,7 +47,6 @@ class Corpus:
     source: str
     fingerprint: str
     sha256: dict[str, str]
-    sentences: npt.NDArray[np.int64] | None
     rule: str
 
     def split(self, name: str) -> Tokens:
@@ -57,6 +55,15 @@ class Corpus:
         tokens: Tokens = getattr(self, name)
         return tokens
 
+    def sentences(self) -> npt.NDArray[np.int64] | None:
+        """Return the index of each training sentence's first token, if the sentences are to be
+        shuffled (see `Streams`); else None."""
+        if self.rule not in RULES or not RULES[self.rule].shuffled:
+            return None
+        blocks = range(0, len(self.train), BLOCK_TOKENS)
+        ends = [np.flatnonzero(self.train[n : n + BLOCK_TOKENS] == self.vocabulary.start) + n for n in blocks]
+        return np.concatenate(ends)[:-1]  # the last one opens none
+
     def verify(self, *splits: str) -> None:
         """Read the given splits, or all, and compare their checksums.
 
@@ -64,8 +71,6 @@ class Corpus:
             TxlError: a split's tokens differ from those that were prepared.
         """
         arrays: dict[str, Any] = {name: self.split(name) for name in splits or SPLITS}
-        if "train" in arrays and self.sentences is not None:
-            arrays["sentences"] = self.sentences
         for name, array in arrays.items():
             if hashlib.sha256(array.data).hexdigest() != self.sha256[name]:
                 raise TxlError(f"{self.folder / name}.bin is not what was prepared; run `txl prepare` again")
@@ -81,23 +86,6 @@ class Meta:
     vocabulary: dict[str, Any]
     sha256: dict[str, str]
     tokens: dict[str, int]
-    sentences: int | None
-
-
-class _Passes:
-    """A progress callback that tells the successive readings of the source apart."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self.progress = progress
-        self.begin("looking", 0)
-
-    def begin(self, what: str, total: int) -> None:
-        self.what, self.total, self.done = what, total, 0
-
-    def watch(self, count: int) -> None:
-        self.done += count
-        if self.progress is not None:
-            self.progress(self.what, min(self.done, self.total), self.total)
 
 
 def prepare(
@@ -122,10 +110,21 @@ def prepare(
             vocabulary has another unit or lacks words of the source; or the folder exists already
             or cannot be written.
     """
-    passes = _Passes(progress)
-    found = Source(None if source is None else Path(source), passes.watch)
-    if found.path.is_file():
-        passes.begin("looking", found.path.stat().st_size)
+    found = Source(None if source is None else Path(source))
+    done = total = 0  # bytes of text, of this reading and of the one before
+
+    def watched(what: str) -> Reader:
+        nonlocal done, total
+        done, total = 0, done
+
+        def watch(count: int) -> None:
+            nonlocal done
+            done += count
+            if progress is not None:
+                progress(what, done, total)
+
+        return replace(reader, watch=watch)
+
     rule = choose(found, options)
     if vocabulary is not None and vocabulary.unit != rule.unit:
         raise TxlError(f"rule {rule.name} makes {rule.unit}, the vocabulary given is of {vocabulary.unit}")
@@ -135,10 +134,8 @@ def prepare(
         remove_leftovers(folder.parent, folder.name)
         with new_folder(folder) as made:
             if vocabulary is None:
-                passes.begin("counting", reader.size)
-                vocabulary = make_vocabulary(reader, rule, options, passes.watch)
-            passes.begin("encoding", reader.size)
-            write_corpus(made, reader, vocabulary, rule, passes.watch)
+                vocabulary = make_vocabulary(watched("counting"), rule, options)
+            write_corpus(made, watched("encoding"), vocabulary, rule)
     except OSError as error:
         raise TxlError(f"{folder}: the corpus cannot be written: {error.strerror or error}") from error
     return load(folder)
@@ -213,11 +210,9 @@ def _opened(folder: Path, values: Any) -> Corpus:
     vocabulary = from_file(content, meta.vocabulary)
     dtype = np.dtype(token_dtype(len(vocabulary)))
     train, valid, test = (_mapped(folder / f"{name}.bin", dtype, meta.tokens[name]) for name in SPLITS)
-    count = meta.sentences
-    sentences = None if count is None else _mapped(folder / SENTENCES, np.dtype(np.int64), count)
-    hashes = {name: meta.sha256[name] for name in (*SPLITS, *(() if count is None else ("sentences",)))}
+    hashes = {name: meta.sha256[name] for name in SPLITS}
     fingerprint = hashlib.sha256(content + b"".join(bytes.fromhex(hashes[name]) for name in SPLITS)).hexdigest()
-    return Corpus(folder, vocabulary, train, valid, test, meta.source, fingerprint, hashes, sentences, meta.rule)
+    return Corpus(folder, vocabulary, train, valid, test, meta.source, fingerprint, hashes, meta.rule)
 
 
 def _mapped(path: Path, dtype: np.dtype[Any], count: int) -> Any:

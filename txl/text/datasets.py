@@ -108,7 +108,7 @@ class Rule:
             return found
         if self.standard and source.text_bytes != STANDARD_BYTES:
             raise TxlError(f"{source}: {self.name} has {STANDARD_BYTES:,} bytes, this has {source.text_bytes:,}")
-        found = readers.named(source, _ANY, lines=lines, deep=False)
+        found = None if self.standard else readers.named(source, _ANY, lines=lines, deep=False)
         if found is not None:
             return found
         if source.path.is_dir():

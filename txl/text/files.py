@@ -12,7 +12,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -42,12 +42,10 @@ _DAMAGE = (
     IndexError, RuntimeError,
 )  # fmt: skip
 
-Watch = Callable[[int], None]
-"""Takes how many more bytes of a file have been read."""
 Member = tuple[str, Iterator[bytes]]  # the pieces must be read before the next member
 
 
-def members(path: AnyPath, watch: Watch = lambda count: None) -> Iterator[Member]:
+def members(path: AnyPath) -> Iterator[Member]:
     """Yield names and contents of the files in an archive, in its order; a file that is no archive
     is its own only member, and so is what a pipe gives until its writer closes it.
 
@@ -57,36 +55,36 @@ def members(path: AnyPath, watch: Watch = lambda count: None) -> Iterator[Member
     """
     path = Path(path)
     with _naming(path), _opened(path) as file:
-        head, progress = file.read(_HEAD_BYTES), _Progress(file, watch)
+        head = file.read(_HEAD_BYTES)
         file.seek(0)
         form = next((form for form, magic in _MAGIC.items() if re.match(magic, head)), None)
         with _naming(path, form):
             if form == "zip":
-                yield from _zip_members(file, path, progress)
+                yield from _zip_members(file, path)
             elif form == "gzip" and _is_tar(_OPENERS["gzip"](file).read(tarfile.BLOCKSIZE)):
                 file.seek(0)
-                yield from _tar_members(file, path, progress)
+                yield from _tar_members(file, path)
             else:
                 file.seek(0)
                 stream = file if form is None else _OPENERS[form](file)
-                yield path.name, _text(stream, path, form, str(path), progress)
+                yield path.name, _text(stream, path, form, str(path))
 
 
-def names(path: AnyPath, watch: Watch = lambda count: None) -> list[str]:
+def names(path: AnyPath) -> list[str]:
     """Return the names of a file's members; errors as in `members`, and TxlError if there are more
     than MAX_FILES."""
-    found = [name for name, _ in islice(members(path, watch), MAX_FILES + 1)]
+    found = [name for name, _ in islice(members(path), MAX_FILES + 1)]
     if len(found) > MAX_FILES:
         raise TxlError(f"{path}: is an archive of more than {MAX_FILES:,} files; unpack it first")
     return found
 
 
-def pieces(path: AnyPath, watch: Watch = lambda count: None) -> Iterator[bytes]:
+def pieces(path: AnyPath) -> Iterator[bytes]:
     """Yield the text of a file or pipe in pieces; errors as in `members`, and TxlError for an
     archive of more files than one, or of none."""
     count = len(names(path)) if Path(path).is_file() else 1  # before any of it is taken for the text
     if count == 1:
-        for count, (_, text) in enumerate(members(path, watch), 1):
+        for count, (_, text) in enumerate(members(path), 1):
             if count > 1:
                 break
             yield from text
@@ -152,28 +150,9 @@ def _naming(path: Path, form: str | None = None) -> Iterator[None]:
     try:
         yield
     except _DAMAGE as error:
-        if hasattr(error, "of_watch"):
-            raise
         if form is None:
             raise TxlError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
         raise TxlError(f"{path}: its {form} data is truncated or damaged: {error}") from error
-
-
-class _Progress:
-    """Reports how many more bytes of a file have been read, also when the decompressor reads
-    them."""
-
-    def __init__(self, file: IO[bytes], watch: Watch) -> None:
-        self._file, self._watch, self._seen = file, watch, 0
-
-    def update(self) -> None:
-        position = self._file.tell()
-        try:
-            self._watch(max(position - self._seen, 0))
-        except Exception as error:
-            error.of_watch = True  # type: ignore[attr-defined]  # not damage of the file
-            raise
-        self._seen = max(position, self._seen)
 
 
 def _is_tar(head: bytes) -> bool:
@@ -201,7 +180,7 @@ def plain_text(piece: bytes, what: str, at: int = 0) -> bytes:
     return piece if at else piece.removeprefix(codecs.BOM_UTF8)
 
 
-def _text(stream: IO[bytes], path: Path, form: str | None, what: str, progress: _Progress) -> Iterator[bytes]:
+def _text(stream: IO[bytes], path: Path, form: str | None, what: str) -> Iterator[bytes]:
     """Yield a text piece by piece; what: its name in messages.
 
     Raises:
@@ -215,15 +194,14 @@ def _text(stream: IO[bytes], path: Path, form: str | None, what: str, progress: 
             yield plain_text(piece, what, at)
             at += len(piece)
             piece = stream.read(PIECE_BYTES)
-            progress.update()
 
 
-def _zip_members(file: IO[bytes], path: Path, progress: _Progress) -> Iterator[Member]:
+def _zip_members(file: IO[bytes], path: Path) -> Iterator[Member]:
     with zipfile.ZipFile(file) as archive:
         for entry in archive.infolist():
             if not entry.is_dir():
                 with archive.open(entry) as stream:
-                    yield entry.filename, _text(stream, path, "zip", f"{path}: {entry.filename}", progress)
+                    yield entry.filename, _text(stream, path, "zip", f"{path}: {entry.filename}")
 
 
 class _Bounded:
@@ -256,7 +234,7 @@ class _Header(tarfile.TarInfo):
             raise tarfile.ReadError(f"header: {error}") from error
 
 
-def _tar_members(file: IO[bytes], path: Path, progress: _Progress) -> Iterator[Member]:
+def _tar_members(file: IO[bytes], path: Path) -> Iterator[Member]:
     stream = _OPENERS["gzip"](file)
     bounded: Any = _Bounded(stream)
     with _naming(path, "tar.gz"), tarfile.open(fileobj=bounded, mode="r|", tarinfo=_Header) as archive:
@@ -266,11 +244,10 @@ def _tar_members(file: IO[bytes], path: Path, progress: _Progress) -> Iterator[M
             packed = archive.extractfile(member) if member.isfile() else None
             if packed is not None:
                 bounded.left = None
-                yield member.name, _text(packed, path, "tar.gz", f"{path}: {member.name}", progress)
+                yield member.name, _text(packed, path, "tar.gz", f"{path}: {member.name}")
                 while packed.read(PIECE_BYTES):  # reads the member to its end, so that a header comes next
                     pass
-            progress.update()
             archive.members = []  # type: ignore[attr-defined]  # this list would grow with the archive
             bounded.left = _HEADER_BYTES
         while stream.read(PIECE_BYTES):  # reads to the end, so that the compression's checksum is verified
-            progress.update()
+            pass

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from txl.errors import TxlError
 from txl.text import files
 from txl.text.datasets import PrepareOptions, Rule
-from txl.text.files import Watch
 from txl.text.readers import SPLITS, Pieces, Reader
 from txl.text.vocabulary import (
     ByteVocabulary,
@@ -29,15 +28,15 @@ from txl.text.vocabulary import (
     words_of,
 )
 
-META, VOCABULARY, SENTENCES = "corpus.json", "vocabulary.txt", "sentences.bin"
-NAMES = (*(f"{split}.bin" for split in SPLITS), SENTENCES, VOCABULARY, META)
-FORMAT = 4
+META, VOCABULARY = "corpus.json", "vocabulary.txt"
+NAMES = (*(f"{split}.bin" for split in SPLITS), VOCABULARY, META)
+FORMAT = 5
 # bytes; a longer word means that the file is not a text of words, and would exceed the promised
 # memory
 LONGEST_WORD = 1 << 20
 
 
-def make_vocabulary(reader: Reader, rule: Rule, options: PrepareOptions, watch: Watch) -> Vocabulary:
+def make_vocabulary(reader: Reader, rule: Rule, options: PrepareOptions) -> Vocabulary:
     """Make the vocabulary of a source, from the given file or by reading the source once.
 
     Raises:
@@ -45,7 +44,7 @@ def make_vocabulary(reader: Reader, rule: Rule, options: PrepareOptions, watch: 
     """
     if rule.unit == "bytes":
         used: set[int] = set()
-        for _, piece in reader.pieces(watch):
+        for _, piece in reader.pieces():
             used.update(piece.translate(None, delete=bytes(used)))
         dropped = b"\n" if options.newline == "drop" else b""
         return ByteVocabulary(bytes(sorted(used - set(dropped))), dropped)
@@ -56,7 +55,7 @@ def make_vocabulary(reader: Reader, rule: Rule, options: PrepareOptions, watch: 
             return WordVocabulary(decoded_again(first_words(content)), lower, rule.end)
         except TxlError as error:
             raise TxlError(f"{options.vocabulary}: {error}") from error
-    return _counted(reader, rule, options, lower, watch)
+    return _counted(reader, rule, options, lower)
 
 
 def _whole_words(pieces: Pieces, source: str, names: Sequence[str] = SPLITS) -> Iterator[tuple[int, str]]:
@@ -82,11 +81,11 @@ def _whole_words(pieces: Pieces, source: str, names: Sequence[str] = SPLITS) -> 
         at[split] += cut
 
 
-def _counted(reader: Reader, rule: Rule, options: PrepareOptions, lower: bool, watch: Watch) -> WordVocabulary:
+def _counted(reader: Reader, rule: Rule, options: PrepareOptions, lower: bool) -> WordVocabulary:
     """Count a source's words and make the vocabulary: the word that ends a line, then words, and
     the unknown one if the rule has it, by falling count, ties by first appearance."""
     counts: list[Counter[str]] = [Counter() for _ in SPLITS]
-    for split, text in _whole_words(reader.pieces(watch), reader.description):
+    for split, text in _whole_words(reader.pieces(), reader.description):
         if split in rule.counted:
             counts[split].update(words_of(text, lower, rule.end))
     total: Counter[str] = Counter()
@@ -106,7 +105,7 @@ def _counted(reader: Reader, rule: Rule, options: PrepareOptions, lower: bool, w
 
 @dataclass
 class _File:
-    """A file into which a split, or the starts of its sentences, are written."""
+    """A file into which a split is written."""
 
     file: IO[bytes]
     items: int = 0
@@ -118,30 +117,17 @@ class _File:
         self.items += len(items)
 
 
-def write_corpus(folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rule, watch: Watch) -> None:
+def write_corpus(folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rule) -> None:
     """Write a corpus to an empty folder.
 
     Raises:
         TxlError: the source is damaged, or a split is empty. OSError: the folder cannot be written.
     """
     with ExitStack() as opened:
-
-        def begun(name: str) -> _File:
-            return _File(opened.enter_context((folder / name).open("wb")))
-
-        splits = {split: begun(f"{split}.bin") for split in SPLITS}
-        train = splits["train"]
-        sentences = begun(SENTENCES) if rule.shuffled else None
-        dtype = token_dtype(len(vocabulary))
-        if sentences:
-            train.write(np.array([vocabulary.start], dtype))
-        first = 0
-        for n, tokens in _encoded(reader, vocabulary, watch):
-            if sentences and n == 0:
-                bounds = np.flatnonzero(tokens == vocabulary.start) + train.items
-                if len(bounds):
-                    sentences.write(np.append(first, bounds[:-1]).astype(np.int64))
-                    first = int(bounds[-1])
+        splits = {name: _File(opened.enter_context((folder / f"{name}.bin").open("wb"))) for name in SPLITS}
+        if rule.shuffled:  # the word that ends a sentence opens the first one, too
+            splits["train"].write(np.array([vocabulary.start], token_dtype(len(vocabulary))))
+        for n, tokens in _encoded(reader, vocabulary):
             splits[SPLITS[n]].write(tokens)
     for name, split in splits.items():
         if split.items <= (name == "train" and rule.shuffled):
@@ -151,8 +137,6 @@ def write_corpus(folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rul
     content = vocabulary.to_file()
     (folder / VOCABULARY).write_bytes(content)
     hashes = {"vocabulary": hashlib.sha256(content)} | {name: split.hash for name, split in splits.items()}
-    if sentences:
-        hashes["sentences"] = sentences.hash
     meta = {
         "format": FORMAT,
         "rule": rule.name,
@@ -160,14 +144,13 @@ def write_corpus(folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rul
         "vocabulary": vocabulary.settings(),
         "sha256": {name: hash.hexdigest() for name, hash in hashes.items()},
         "tokens": {name: split.items for name, split in splits.items()},
-        "sentences": sentences.items if sentences else None,
     }
     (folder / META).write_text(json.dumps(meta, indent=2))
 
 
-def _encoded(reader: Reader, vocabulary: Vocabulary, watch: Watch) -> Iterator[tuple[int, Tokens]]:
+def _encoded(reader: Reader, vocabulary: Vocabulary) -> Iterator[tuple[int, Tokens]]:
     """Yield (split, tokens) piece by piece."""
-    pieces = reader.pieces(watch)
+    pieces = reader.pieces()
     if isinstance(vocabulary, WordVocabulary):
         for n, text in _whole_words(pieces, reader.description):
             try:

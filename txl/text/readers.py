@@ -12,7 +12,7 @@ from pathlib import Path
 
 from txl.errors import TxlError
 from txl.text import files
-from txl.text.files import Member, Watch
+from txl.text.files import Member
 
 SPLITS = ("train", "valid", "test")
 Layout = tuple[str, str, str]  # a shell's pattern for each split, matched with the end of the path inside a folder
@@ -28,9 +28,9 @@ class Source:
         path: the path. given: the path that was given; None for the standard library.
     """
 
-    def __init__(self, given: Path | None, watch: Watch) -> None:
+    def __init__(self, given: Path | None) -> None:
         """Raise TxlError if the path does not exist, or can be read only once."""
-        self.given, self.watch = given, watch
+        self.given = given
         self.path = Path(sysconfig.get_paths()["stdlib"]) if given is None else given
         if not self.path.exists():
             raise TxlError(f"{self.path}: no such file or folder")
@@ -50,12 +50,13 @@ class Source:
 
     @cached_property
     def _packed(self) -> list[str]:
-        return files.names(self.path, self.watch)
+        return files.names(self.path)
 
     @cached_property
     def text_bytes(self) -> int:
-        """Size of the file's text, without compression; errors as in `files.pieces`."""
-        return sum(map(len, files.pieces(self.path, self.watch)))
+        """Size of the text in a file or archive, without compression; errors as in
+        `files.members`."""
+        return sum(len(piece) for _, text in files.members(self.path) for piece in text)
 
 
 @dataclass(frozen=True)
@@ -63,25 +64,30 @@ class Reader:
     """A source whose splits can be read repeatedly.
 
     Attributes:
-        size: number of bytes that one pass reads from disk.
         texts: yields names and contents of the files, of which one pass is made.
         splits: the split of each file; others are left out. None for one text that is cut.
         ends: byte offsets at which train and valid of a text that is cut end.
         lines: close the last line of each file, and move the cuts to the next line ends.
         strip: remove white space at both ends of each split.
+        watch: called with the number of bytes of each piece.
     """
 
     description: str
-    size: int
-    texts: Callable[[Watch], Iterator[Member]]
+    texts: Callable[[], Iterator[Member]]
     splits: dict[str, int] | None = None
     ends: tuple[int, int] = (0, 0)
     lines: bool = False
     strip: bool = False
+    watch: Callable[[int], None] = lambda count: None
 
-    def pieces(self, watch: Watch) -> Pieces:
+    def pieces(self) -> Pieces:
         """Yield (split, bytes) in pieces; raise TxlError if the text is damaged."""
-        for name, text in self.texts(watch):
+        for split, piece in self._pieces():
+            self.watch(len(piece))
+            yield split, piece
+
+    def _pieces(self) -> Pieces:
+        for name, text in self.texts():
             if self.splits is not None and name not in self.splits:
                 continue
             closed = _closed(text) if self.lines else text
@@ -116,8 +122,7 @@ def named(
         description = f"{source} (its files say their split)"
         if source.path.is_dir():
             return _of_folder(source.path, description, sorted(found), lines)
-        splits, size = {name: n for n, name in found}, source.path.stat().st_size
-        return Reader(description, size, partial(files.members, source.path), splits, lines=lines)
+        return Reader(description, partial(files.members, source.path), {name: n for n, name in found}, lines=lines)
     return None
 
 
@@ -129,11 +134,10 @@ def fits(name: str, pattern: str) -> bool:
 def _of_folder(folder: Path, description: str, found: list[tuple[int, str]], lines: bool) -> Reader:
     """Make a reader of files of a folder, (split, name) each, in this order."""
 
-    def texts(watch: Watch) -> Iterator[Member]:
-        return ((name, files.pieces(folder / name, watch)) for _, name in found)
+    def texts() -> Iterator[Member]:
+        return ((name, files.pieces(folder / name)) for _, name in found)
 
-    size = sum((folder / name).stat().st_size for _, name in found)
-    return Reader(description, size, texts, {name: n for n, name in found}, lines=lines)
+    return Reader(description, texts, {name: n for n, name in found}, lines=lines)
 
 
 def deal(source: Source) -> Reader:
@@ -173,14 +177,10 @@ def _texts_of(source: Source) -> list[tuple[str, int]]:
 
 
 def cut(source: Source, *, lines: bool, strip: bool = False) -> Reader:
-    """Cut a file 90/5/5 by bytes."""
-
-    def text(watch: Watch) -> Iterator[Member]:
-        yield source.path.name, files.pieces(source.path, watch)
-
+    """Cut a file, or the only one of an archive, 90/5/5 by bytes."""
     size, how = source.text_bytes, "split 90/5/5 by bytes" + (", at line ends" if lines else "")
     ends = (size - 2 * (size // 20), size - size // 20)
-    return Reader(f"{source} ({how})", source.path.stat().st_size, text, None, ends, lines, strip)
+    return Reader(f"{source} ({how})", partial(files.members, source.path), None, ends, lines, strip)
 
 
 def _closed(pieces: Iterable[bytes]) -> Iterator[bytes]:

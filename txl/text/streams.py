@@ -122,8 +122,8 @@ class Streams:
 def training_streams(
     corpus: Corpus, batch: int, length: int, ext_len: int, seed: int, counting: Counting = "all"
 ) -> Streams:
-    """Make the streams of a corpus's training split, shuffled if the corpus has `sentences`."""
-    return Streams(corpus.train, batch, length, ext_len, counting, corpus.sentences, seed)
+    """Make the streams of a corpus's training split, shuffled if it has `Corpus.sentences`."""
+    return Streams(corpus.train, batch, length, ext_len, counting, corpus.sentences(), seed)
 
 
 def scored_segments(

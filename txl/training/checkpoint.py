@@ -21,7 +21,7 @@ from txl.paths import AnyPath, replaced
 from txl.text.vocabulary import Vocabulary, from_file
 from txl.training.config import TrainConfig
 
-FORMAT = "txl-3"
+FORMAT = "txl-4"
 VOCABULARY = "vocabulary"  # content of the vocabulary's file, stored as a tensor because a header must stay small
 BEST, LAST = "best.safetensors", "last.safetensors"  # of a run: the lowest validation loss, and the one to resume from
 _DTYPES = {

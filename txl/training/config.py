@@ -1,18 +1,22 @@
-"""Options of training (a frozen dataclass that is stored as JSON in checkpoints) and the learning
-rate of each update."""
+"""Options of training (a frozen dataclass that is stored as JSON in checkpoints), the learning rate
+of each update, and the precision of training and evaluation."""
 
 import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import torch
+
 from txl.errors import TxlError
 from txl.fields import COUNT, POSITIVE, RATE, check_ranges, check_types, option
 from txl.text.streams import Counting
+from txl_kernels.backends import cpu
 
 Schedule = Literal["cosine", "cosine-released", "constant"]
 Average = Literal["none", "ema", "triggered"]
 
 _TRAINING, _OPTIMIZER, _KEEPING = "Training", "Optimizer", "Evaluation and checkpoints"  # headings of --help
+PRECISIONS = ("auto", "fp32", "bf16")
 MOST_LR = 1e6  # larger than any useful rate, and far below float32's maximum
 
 
@@ -49,7 +53,7 @@ class TrainConfig:
             of the updates (Al-Rfou et al. 2018).
         eval_tokens: tokens of the validation split scored at each validation; None for all.
         save_every: updates between checkpoints; one is also written at validations and on Ctrl-C.
-        precision: "fp32"; "bf16", by torch.autocast; "auto": see `txl.precision.resolved`.
+        precision: "fp32"; "bf16", by torch.autocast; "auto": see `resolved`.
             `Trainer` stores the precision that it resolves "auto" to.
         compile: compile the layers with torch.compile. recompute: recompute each layer's
             activations in backward (activation checkpointing) to save memory.
@@ -149,3 +153,25 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     done = (step - began) / max(config.steps - began, 1)
     cosine = 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
     return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * cosine)
+
+
+def resolved(precision: str, device: torch.device) -> Literal["fp32", "bf16"]:
+    """Return the precision, or for "auto" the one that the device multiplies faster: bf16 on a GPU
+    with native bfloat16 and on a CPU with AMX or fast AVX512_BF16, else fp32. Arm's units
+    (`neon_bf16`) do not count: they have been run in an emulator only."""
+    bf16 = precision == "bf16"
+    if precision == "auto" and device.type == "cuda":
+        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif precision == "auto":
+        bf16 = instruction_set() in ("amx", "avx512_bf16")
+    return "bf16" if bf16 else "fp32"
+
+
+def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
+    """Return the dtype for torch.autocast: bfloat16, or None for the parameters' own."""
+    return torch.bfloat16 if resolved(precision, device) == "bf16" else None
+
+
+def instruction_set() -> str | None:
+    """Return the instruction set of the CPU kernels, or None if they are not built."""
+    return None if cpu.native.module is None else cpu.native.module.isa()

@@ -17,13 +17,12 @@ from txl.evaluation.evaluate import Reading, Score, default_method, evaluate, pe
 from txl.model import Network, make_network
 from txl.model.config import Config, RecurrentConfig
 from txl.paths import AnyPath, append_text, remove_leftovers, replace_text
-from txl.precision import resolved
 from txl.text.corpus import Corpus
 from txl.text.streams import training_streams
 from txl.training import checkpoint as checkpoints
 from txl.training import run as runs
 from txl.training.checkpoint import Checkpoint
-from txl.training.config import TrainConfig, learning_rate
+from txl.training.config import TrainConfig, learning_rate, resolved
 from txl.training.update import Batches, Updated, Updater
 
 _DAMAGED = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)
@@ -83,7 +82,7 @@ class Trainer:
         self.corpus, self.world = corpus, world
         self.best, self.last = folder / checkpoints.BEST, folder / checkpoints.LAST
         with world.together():
-            self._check(model_config)
+            _check_fit(model_config, config, corpus)
         agree_on(world, corpus.fingerprint, model_config.to_json(), config.to_json())
         with world.together():
             streams = training_streams(corpus, config.batch, config.scored, config.context, config.seed, config.streams)
@@ -128,14 +127,6 @@ class Trainer:
     @property
     def segment(self) -> int:
         return self.config.scored + self.config.context
-
-    def _check(self, model_config: Config) -> None:
-        """Raise TxlError if corpus, network and training options do not fit together."""
-        if model_config.vocab_size != len(self.corpus.vocabulary):
-            raise TxlError(
-                f"vocab_size is {model_config.vocab_size}, but the corpus has {len(self.corpus.vocabulary)} symbols"
-            )
-        _check_fit(model_config, self.config, self.segment)
 
     def request_stop(self) -> None:
         """Make `run` write a checkpoint after the current update and raise `Interrupted`."""
@@ -262,7 +253,10 @@ class Trainer:
         """
         with self.world.together():
             self._write_record()
-        state, tensors = self._state(), self.updater.state_dict() | self.batches.state_dict()
+        average, tensors = self.updater.average, self.updater.state_dict() | self.batches.state_dict()
+        state: dict[str, Any] = {"step": self.step, "best_loss": self.best_loss, "train": self.config.to_json()}
+        state |= {"corpus": self.corpus.fingerprint, "attn_len": self.attn_len, "segment": self.segment}
+        state |= {"ranks": self.world.size, "losses": average.losses, "averaging": average.started}
         for own in self.world.gather(self._rng()):
             tensors |= own
         with self.world.together():
@@ -274,14 +268,6 @@ class Trainer:
         """Write run.json again, because the number of steps may have changed with the clock."""
         if self.world.first:
             runs.write_record(self.folder, self.model.config.to_json(), self.config.to_json(), self.corpus.folder)
-
-    def _state(self) -> dict[str, Any]:
-        """Return the JSON state of a run."""
-        average = self.updater.average
-        state: dict[str, Any] = {"step": self.step, "best_loss": self.best_loss, "train": self.config.to_json()}
-        state |= {"corpus": self.corpus.fingerprint, "attn_len": self.attn_len, "segment": self.segment}
-        state |= {"ranks": self.world.size}
-        return state | {"losses": average.losses, "averaging": average.started}
 
     def _rng(self) -> dict[str, Tensor]:
         """Return the states of this process's random generators."""
@@ -340,8 +326,11 @@ class Trainer:
             torch.cuda.set_rng_state(on_device, self.device)
 
 
-def _check_fit(model: Config, training: TrainConfig, segment: int) -> None:
-    """Raise TxlError if the network does not support these options of training."""
+def _check_fit(model: Config, training: TrainConfig, corpus: Corpus) -> None:
+    """Raise TxlError if corpus, network and options of training do not fit together."""
+    segment = training.scored + training.context
+    if model.vocab_size != len(corpus.vocabulary):
+        raise TxlError(f"vocab_size is {model.vocab_size}, but the corpus has {len(corpus.vocabulary)} symbols")
     if isinstance(model, RecurrentConfig):
         for name in ("compile", "recompute", "intermediate_losses"):
             if getattr(training, name):

@@ -1,6 +1,7 @@
 """The update: this process's part of each segment, losses and gradients over all processes, the
 optimizer's step, and the average of the weights."""
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -10,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from txl.distributed import SharedError, World
 from txl.errors import TxlError
@@ -18,11 +18,10 @@ from txl.model import Network, as_transformer
 from txl.model.adaptive import IGNORED, AdaptiveSoftmax
 from txl.model.config import Config, ModelConfig
 from txl.model.transformer import HiddenMemory, TransformerXL
-from txl.precision import autocast_dtype
+from txl.paper.recurrent import RecurrentNetwork
 from txl.text.streams import Streams
 from txl.training.checkpoint import Checkpoint, check_shapes, load_parameters
-from txl.training.config import TrainConfig, learning_rate
-from txl.training.optimizer import make_optimizers
+from txl.training.config import TrainConfig, autocast_dtype, learning_rate
 
 SECOND_TARGET_WEIGHT = 0.5
 
@@ -96,16 +95,6 @@ class SegmentTraining(nn.Module):
         return SegmentLoss(total, nll.detach(), states.memory)
 
 
-class Chunk(NamedTuple):
-    """A part of a batch that is computed at once: its index, tokens [b, e + l], targets [b, l] and
-    memory."""
-
-    number: int
-    tokens: Tensor
-    targets: Tensor
-    memory: HiddenMemory | None
-
-
 class Batches:
     """This process's streams of a batch: contiguous rows, in order of the ranks.
 
@@ -136,15 +125,14 @@ class Batches:
         self.rows, self.batch = world.rows(config.batch), config.batch
         self.memories: list[HiddenMemory | None] = [None] * config.batch_chunk
 
-    def segment(self, n: int) -> Iterator[Chunk]:
-        """Yield the chunks of segment n, counted over all epochs; call `keep` with each one's
-        memory."""
+    def segment(self, n: int) -> Iterator[tuple[Tensor, Tensor, HiddenMemory | None]]:
+        """Yield tokens [b, e + l], targets [b, l] and memory of each chunk of segment n, counted
+        over all epochs; call `keep` with each one's new memory."""
         if self.streams.starts_epoch(n):
             self.memories = [None] * len(self.memories)
         tokens, targets = (x.to(self.device) for x in self.streams.segment(n, self.rows))
-        chunks = zip(tokens.chunk(len(self.memories)), targets.chunk(len(self.memories)), strict=True)
-        for number, (inputs, wanted) in enumerate(chunks):
-            yield Chunk(number, inputs, wanted, self.memories[number])
+        count = len(self.memories)
+        yield from zip(tokens.chunk(count), targets.chunk(count), self.memories, strict=True)
 
     def keep(self, number: int, memory: HiddenMemory | None) -> None:
         """Store the memory that a chunk's next segment begins with."""
@@ -152,13 +140,13 @@ class Batches:
         self.memories[number] = kept
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the memory of each part of the batch, in order of the rows: that of all processes
-        in the first one, an empty dict in the others. All processes must call it."""
+        """Return each layer's memory of the whole batch, in the first process; an empty dict in the
+        others. All processes must call it."""
         tensors: dict[str, Tensor] = {}
-        for chunk, memory in enumerate(self.memories):
-            for i, states in enumerate(memory or ()):
-                for rank, part in enumerate(self.world.gather_tensors(states)):
-                    tensors[f"memory.{rank * len(self.memories) + chunk}.{i}"] = part
+        for i, chunks in enumerate(zip(*[memory or () for memory in self.memories], strict=True)):
+            parts = self.world.gather_tensors(torch.cat(chunks))
+            if parts:
+                tensors[f"memory.{i}"] = torch.cat(parts)
         return tensors
 
     def load_state_dict(self, saved: Checkpoint) -> None:
@@ -167,70 +155,102 @@ class Batches:
         Raises:
             KeyError, ValueError: memory of some rows or layers is missing.
         """
-        count, saved_memory = len(self.memories), saved.part("memory")
-        parts: dict[int, int] = {}
-        for name in saved_memory:
-            part, layer = (int(x) for x in name.split("."))
-            parts[part] = max(parts.get(part, 0), layer + 1)
-        self.memories = [None] * count
-        if not parts:
-            return
-        begin, found = 0, []
-        for part, layers in sorted(parts.items()):
-            end = begin + len(saved_memory[f"{part}.0"])
-            if begin < self.rows.stop and self.rows.start < end:
-                held = slice(max(self.rows.start - begin, 0), self.rows.stop - begin)
-                found.append([saved_memory[f"{part}.{i}"][held] for i in range(layers)])
-            begin = end
-        if begin != self.batch:
-            raise ValueError(f"memory of {begin} streams, not of {self.batch}")
-        whole = [torch.cat(layer).to(self.device).chunk(count) for layer in zip(*found, strict=True)]
-        for number in range(count):
-            self.keep(number, tuple(layer[number] for layer in whole))
+        count = len(saved.part("memory"))
+        whole = [saved.tensors[f"memory.{i}"] for i in range(count)]
+        if any(len(x) != self.batch for x in whole):
+            raise ValueError(f"memory of {[len(x) for x in whole]} streams, not of {self.batch}")
+        self.memories = [None] * len(self.memories)
+        parts = [x[self.rows].to(self.device).chunk(len(self.memories)) for x in whole]
+        for number, memory in enumerate(zip(*parts, strict=True)):
+            self.keep(number, memory)
+
+
+def layer_matrices(model: Network) -> list[nn.Parameter]:
+    """Return the layers' projections (q, k, v, r, output) and feed-forward matrices; for an LSTM or
+    QRNN, its matrices."""
+    if isinstance(model, RecurrentNetwork):
+        return [p for p in model.blocks.parameters() if p.dim() == 2]
+    linears = (module for module in model.blocks.modules() if isinstance(module, nn.Linear))
+    return [p for linear in linears for name, p in linear.named_parameters() if name == "weight"]
+
+
+def make_optimizers(model: Network, config: TrainConfig) -> list[torch.optim.Optimizer]:
+    """Make one optimizer, or two with Muon: for the layers' matrices and for all other parameters.
+
+    Raises:
+        TxlError: this torch has no Muon, or Muon is chosen for an LSTM or QRNN.
+    """
+    matrices = layer_matrices(model)
+    chosen = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if id(p) not in chosen]
+    if config.optimizer == "muon":
+        rest = torch.optim.Adam(others, lr=config.lr)
+        return [_muon(as_transformer(model, "optimizer 'muon'"), matrices, config), rest]
+    if config.weight_decay == 0:
+        return [torch.optim.Adam(model.parameters(), lr=config.lr)]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [torch.optim.AdamW(groups, lr=config.lr)]
+
+
+def _muon(model: TransformerXL, matrices: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
+    """Make Muon for the layers' matrices, with q, k and v of a fused projection as separate ones:
+    its parameters are views of their rows."""
+    if not hasattr(torch.optim, "Muon"):
+        raise TxlError(f"optimizer 'muon' needs torch 2.9 or newer, this is {torch.__version__}")
+    fused = {id(block.attention.qkv.weight) for block in model.layers}
+    parts = []  # a matrix, and those of its rows that are a separate one
+    for p in matrices:
+        count = 3 if id(p) in fused else 1
+        size = p.size(0) // count
+        parts += [(p, slice(i * size, (i + 1) * size)) for i in range(count)]
+    views = [nn.Parameter(whole.detach()[rows]) for whole, rows in parts]
+
+    class OfRows(torch.optim.Muon):
+        def step(self, closure: Any = None) -> Any:
+            for view, (whole, rows) in zip(views, parts, strict=True):
+                view.grad = None if whole.grad is None else whole.grad[rows]
+            result = super().step(closure)  # type: ignore[no-untyped-call]
+            for view in views:
+                view.grad = None
+            return result
+
+    # Scales updates to the size of Adam's, so that both optimizers can share the learning rate.
+    return OfRows(views, lr=config.lr, weight_decay=config.weight_decay, adjust_lr_fn="match_rms_adamw")
 
 
 class WeightAverage:
     """An average of a model's weights, of the kind named by `TrainConfig.average`.
 
     Attributes:
+        module: the network that holds the average, even before averaging begins; None without an
+            average.
+        count: number of averaged updates, a scalar tensor.
         losses: losses of all validations so far, in order.
         started: whether averaging has begun.
     """
 
     def __init__(self, model: Network, config: TrainConfig) -> None:
         self.source, self.config = model, config
-        ema = get_ema_multi_avg_fn(config.ema_decay) if config.average == "ema" else None
-        self._average = None if config.average == "none" else AveragedModel(model, multi_avg_fn=ema)
+        self.module = None if config.average == "none" else copy.deepcopy(model)
+        self.count = torch.tensor(0, device="cpu")
         self.started = config.average == "ema"
         self.losses: list[float] = []
 
-    @property
-    def module(self) -> Network | None:
-        """The network that holds the average, even before averaging begins; None without an
-        average."""
-        if self._average is None:
-            return None
-        averaged = self._average.module
-        assert isinstance(averaged, Network)
-        return averaged
-
-    @property
-    def count(self) -> Tensor:
-        """The number of averaged updates, a scalar tensor; requires an average."""
-        assert self._average is not None
-        return self._average.n_averaged
-
+    @torch.no_grad()
     def update(self) -> None:
         """Update the average; to be called after every update of the model."""
-        if self._average is not None and self.started:
-            self._average.update_parameters(self.source)
+        if self.module is None or not self.started:
+            return
+        ema = self.config.average == "ema" and self.count > 0
+        share = 1 - self.config.ema_decay if ema else 1 / (int(self.count) + 1)
+        for mean, p in zip(self.module.parameters(), self.source.parameters(), strict=True):
+            mean.lerp_(p, share)
+        self.count += 1
 
     @property
     def model(self) -> Network:
         """The average as a model, or the model itself before averaging begins."""
-        if self._average is None or not self._average.n_averaged or self.module is None:
-            return self.source
-        return self.module
+        return self.source if self.module is None or not self.count else self.module
 
     def validated(self, loss: float) -> None:
         """Record a validation's loss, and start a triggered average if it is due (`is_due`)."""
@@ -240,10 +260,9 @@ class WeightAverage:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that a checkpoint must store besides `losses` and `started`."""
-        if self._average is None:
+        if self.module is None:
             return {}
-        named = {f"average.{name}": p for name, p in self._average.module.named_parameters()}
-        return named | {"average_count": self._average.n_averaged}
+        return {f"average.{name}": p for name, p in self.module.named_parameters()} | {"average_count": self.count}
 
 
 def is_due(losses: Sequence[float], loss: float, patience: int) -> bool:
@@ -295,13 +314,13 @@ class Updater:
             intermediate = layers_that_predict(self.network.config.n_layer, step / c.steps)
         parts = c.accumulate * c.batch_chunk
         for part in range(c.accumulate):
-            for chunk in batches.segment(step * c.accumulate + part):
-                last = part == c.accumulate - 1 and chunk.number == c.batch_chunk - 1
+            for number, chunk in enumerate(batches.segment(step * c.accumulate + part)):
+                last = part == c.accumulate - 1 and number == c.batch_chunk - 1
                 with module.no_sync() if isinstance(module, DistributedDataParallel) and not last else nullcontext():
                     with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
-                        loss = module(chunk.tokens, chunk.targets, chunk.memory, c.context, intermediate)
+                        loss = module(*chunk, c.context, intermediate)
                     (loss.total / parts).backward()
-                batches.keep(chunk.number, loss.memory)
+                batches.keep(number, loss.memory)
                 nll += loss.nll / parts
         norm = nn.utils.clip_grad_norm_(self.module.parameters(), c.clip)
         told = torch.stack([nll, torch.full_like(nll, float(stopping()))])

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from command_helpers import SMALL, Run, in_process
 
-from txl.commands import options
+from txl.commands.console import console
 from txl.text.corpus import Corpus
 
 
 @pytest.fixture
 def txl(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr(options.console, "width", 120)
+    monkeypatch.setattr(console, "width", 120)
     return functools.partial(in_process, capfd)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from training_helpers import trainer
 
-from txl.commands.training import header
+from txl.commands.train import header
 from txl.text.corpus import Corpus
 from txl_kernels.backends import choose_unasked
 
@@ -26,7 +26,7 @@ def test_every_part_of_it(corpus: Corpus, tmp_path: Path) -> None:
 def test_bfloat16_is_named_and_has_its_own_backend(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("txl.commands.training.choose_unasked", lambda device, dtype, width: f"{device}'s {dtype}")
+    monkeypatch.setattr("txl.commands.train.choose_unasked", lambda device, dtype, width: f"{device}'s {dtype}")
     assert "; cpu's torch.bfloat16 backend on cpu, bfloat16; " in header(trainer(tmp_path, corpus, precision="bf16"))
 
 

@@ -13,7 +13,7 @@ import pytest
 from command_helpers import SMALL, Run
 from training_helpers import trainer
 
-from txl.commands.training import stop_on_ctrl_c
+from txl.commands.train import stop_on_ctrl_c
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 
@@ -117,10 +117,10 @@ def test_sigterm_leaves_seconds_for_an_error_on_its_way(seconds: int, then: str,
     """torchrun ends the others as soon as one process fails, perhaps before they have told it."""
     program = f"""
 import os, signal, time
-from txl.commands import training
+from txl.commands import train
 
-training._LAST_WORDS_S = {seconds}
-with training._last_words():
+train._LAST_WORDS_S = {seconds}
+with train._last_words():
     os.kill(os.getpid(), signal.SIGTERM)
     {then}
 """

@@ -9,7 +9,7 @@ from command_helpers import SMALL, Run
 from training_helpers import trainer
 
 from txl import pictures
-from txl.commands.training import draw_loss
+from txl.commands.train import draw_loss
 from txl.text.corpus import Corpus
 from txl.training.run import read_log
 

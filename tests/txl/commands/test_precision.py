@@ -7,9 +7,9 @@ import torch
 from command_helpers import SMALL, Run, one_line
 from training_helpers import trainer
 
-from txl import precision
-from txl.precision import autocast_dtype, resolved
 from txl.text.corpus import Corpus
+from txl.training import config
+from txl.training.config import autocast_dtype, resolved
 from txl.training.run import read_record
 
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
     ],
 )
 def test_auto_is_what_the_units_multiply_faster(isa: str, helps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision, "instruction_set", lambda: isa)
+    monkeypatch.setattr(config, "instruction_set", lambda: isa)
     assert resolved("auto", CPU) == ("bf16" if helps else "fp32")
     assert autocast_dtype("auto", CPU) == (torch.bfloat16 if helps else None)
     for asked, dtype in (("fp32", None), ("bf16", torch.bfloat16)):
@@ -38,11 +38,11 @@ def test_auto_is_what_the_units_multiply_faster(isa: str, helps: bool, monkeypat
 def test_a_run_that_goes_on_keeps_its_precision(
     txl: Run, tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "instruction_set", lambda: "amx")
+    monkeypatch.setattr(config, "instruction_set", lambda: "amx")
     auto = [x for x in SMALL if x not in ("--precision", "fp32")]
     txl("train", "--run", tmp_path / "r", "--data", corpus.folder, *auto)
     assert read_record(tmp_path / "r").train["precision"] == "bf16"
-    monkeypatch.setattr(precision, "instruction_set", lambda: "avx2")
+    monkeypatch.setattr(config, "instruction_set", lambda: "avx2")
     command = ("train", "--run", tmp_path / "r", "--resume", "--steps", 4)
     assert txl(*command).returncode == 0
     assert txl(*command, "--precision", "auto").returncode == 0  # of the run

@@ -14,8 +14,8 @@ from txl.model.config import RecurrentConfig, config_from_json
 from txl.model.transformer import count_parameters
 from txl.paper.recurrent import QRNNLayer, RecurrentNetwork
 from txl.training.config import TrainConfig
-from txl.training.optimizer import layer_matrices
 from txl.training.trainer import Trainer
+from txl.training.update import layer_matrices
 
 
 def small(network: str, **options: object) -> RecurrentNetwork:

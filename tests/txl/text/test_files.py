@@ -507,14 +507,27 @@ def test_the_first_of_several_files_is_not_taken_for_the_text(kind: str, tmp_pat
         encode_file(ByteVocabulary(bytes(range(256))), tmp_path / "a", 20)
 
 
-@pytest.mark.parametrize("content", [TEXT, gzip.compress(TEXT), ARCHIVES["tar.gz"]], ids=["plain", "gzip", "tar.gz"])
-def test_an_error_of_who_watches_is_none_of_the_file(content: bytes, tmp_path: Path) -> None:
-    def watch(count: int) -> None:
+@pytest.mark.parametrize("form", ["plain", "gzip", "zip", "tar.gz"])
+def test_an_error_of_progress_is_none_of_the_file(form: str, tmp_path: Path) -> None:
+    def progress(what: str, done: int, total: int) -> None:
         raise RuntimeError("cancelled")
 
+    one = ("t.txt", TEXT)
+    content = {"plain": TEXT, "gzip": gzip.compress(TEXT), "zip": zipped(one), "tar.gz": tarred(one, mode="w:gz")}[form]
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(RuntimeError, match="cancelled"):
-        _ = [list(text) for _, text in files.members(tmp_path / "a", watch)]
+        data.prepare(tmp_path / "a", tmp_path / "c", progress=progress)
+
+
+def test_a_file_of_an_archive_is_read_for_its_name_its_size_and_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[object] = []
+    members = files.members
+    monkeypatch.setattr(files, "members", lambda path: reads.append(path) or members(path))
+    (tmp_path / "a").write_bytes(tarred(("t.txt", TEXT), mode="w:gz"))
+    data.prepare(tmp_path / "a", tmp_path / "c")
+    assert len(reads) == 4
 
 
 def test_a_split_that_is_a_pipe_is_refused_at_once(corpus: data.Corpus, tmp_path: Path) -> None:

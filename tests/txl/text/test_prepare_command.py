@@ -81,6 +81,6 @@ def test_a_truncated_file(txl, text: Path, tmp_path: Path) -> None:
 
 
 def test_a_terminal_shows_a_bar(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "console", Console(force_terminal=True, width=100))
+    monkeypatch.setattr("txl.commands.console.console", Console(force_terminal=True, width=100))
     done = CliRunner().invoke(app, ["prepare", str(tmp_path / "c"), "--data", str(text)])
     assert "encoding" in done.output

@@ -144,7 +144,7 @@ def train_of_text(header: dict, tensors: dict) -> None:
 
 
 def no_memory(header: dict, tensors: dict) -> None:
-    del tensors["memory.0.0"]
+    del tensors["memory.0"]
 
 
 def no_rng(header: dict, tensors: dict) -> None:

@@ -10,8 +10,7 @@ from torch import Tensor
 from txl import TransformerXL
 from txl.errors import TxlError
 from txl.training.config import TrainConfig
-from txl.training.optimizer import layer_matrices, make_optimizers
-from txl.training.update import SegmentTraining
+from txl.training.update import SegmentTraining, layer_matrices, make_optimizers
 
 SYSTEMS = {
     "relative": {}, "shaw": {"encoding": "shaw", "table_len": 5}, "sinusoid": {"encoding": "sinusoid"},

@@ -207,7 +207,7 @@ def test_a_run_stores_the_precision_that_it_computes_in(
     tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for units, precision in (("avx2", "fp32"), ("amx", "bf16")):
-        monkeypatch.setattr("txl.precision.instruction_set", lambda units=units: units)
+        monkeypatch.setattr("txl.training.config.instruction_set", lambda units=units: units)
         run = tmp_path / units
         assert trainer(run, corpus, precision="auto", steps=1).config.precision == precision
         assert read_record(run).train["precision"] == precision
