@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as modules
 
 from txl_kernels.checks import autocast_dtype
 from txl_kernels.operators import is_plain, ordinary
@@ -84,6 +84,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product
 
 
+def _has_global_hook() -> bool:
+    """Whether a hook acts on the calls of all modules (torch 2.6 has no function for it)."""
+    hooks = modules._global_forward_hooks or modules._global_forward_pre_hooks
+    return bool(hooks or modules._global_backward_hooks or modules._global_backward_pre_hooks)
+
+
 def plain_weight(module: nn.Module) -> Tensor | None:
     """Return the weight [out, in] of a module whose call is exactly `F.linear` by it; None for any
     other module.
@@ -99,7 +105,7 @@ def plain_weight(module: nn.Module) -> Tensor | None:
         or module._backward_hooks
         or module._backward_pre_hooks
         or getattr(module.forward, "__func__", None) is not nn.Linear.forward  # forward is replaced on the instance
-        or (not torch.compiler.is_compiling() and _has_any_global_hook())
+        or (not torch.compiler.is_compiling() and _has_global_hook())
     ):
         return None
     weight, bias = module.weight, module.bias
