@@ -181,12 +181,13 @@ def _clamped(call: Call, prefix: int) -> Call:
     rows, length = _rows(call, "outside='clamp'"), call.q.size(2)
     keys = memory_len_of(call) + length
     # A query sees a prefix at any distance.
-    past = keys - 1 if call.left is None or prefix else min(keys - 1, call.left)
-    future = length - 1 if call.right is None or prefix else min(call.right, length - 1)
-    before, after = max(future - call.zero_row, 0), max(call.zero_row + past + 1 - rows, 0)
+    left, right = (None, None) if prefix else (call.left, call.right)
     if torch.compiler.is_compiling():  # one graph serves all lengths; an exact count would add a guard for each
-        before = length if call.right is None or prefix else call.right
-        after = keys if call.left is None or prefix else call.left + 1
+        before, after = length if right is None else right, keys if left is None else left + 1
+    else:
+        past = keys - 1 if left is None else min(keys - 1, left)
+        future = length - 1 if right is None else min(right, length - 1)
+        before, after = max(future - call.zero_row, 0), max(call.zero_row + past + 1 - rows, 0)
     r = None if call.r is None else _extended(call.r, before, after)
     r_bias = None if call.r_bias is None else _extended(call.r_bias.unsqueeze(-1), before, after).squeeze(-1)
     return changed(call, r=r, r_bias=r_bias, zero_row=call.zero_row + before)
@@ -195,7 +196,7 @@ def _clamped(call: Call, prefix: int) -> Call:
 def _extended(x: Tensor, before: int, after: int) -> Tensor:
     """Return x [.., T, D] with its first and last rows repeated. Gradients of the repeated rows are
     summed in a fixed order."""
-    if not before and not after:
+    if before == 0 and after == 0:
         return x
     first, last = x[..., :1, :], x[..., -1:, :]
     shape = x.shape[:-2]

@@ -136,8 +136,11 @@ def why_not_kind(name: str, call: Call, gradients: bool | None = None) -> str | 
         kinds = [self_check.kind_of(name, call, gradients, decode) for decode in (False, True)]
         if name == cuda.NAME:
             kinds = [x for x in kinds if cuda.takes_kind(x.device, x.dtype, x.head_width, x.decode, x.gradients)]
-        reasons = (_why_not(True, *kind) for kind in kinds)
-        return next((x for x in reasons if x is not None), None)
+        for kind in kinds:  # torch.compile of torch 2.6 does not follow `next` with a default
+            reason = _why_not(True, *kind)
+            if reason is not None:
+                return reason
+        return None
     return None if call.q.numel() == 0 else _why_not(False, *self_check.kind_of(name, call, gradients))
 
 

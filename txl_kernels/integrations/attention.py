@@ -168,7 +168,7 @@ def attend(
         settings["zero_row"] = r.size(-2) - 1 - (k.size(2) - 1 if past is None else past)
     memory_len = k.size(2) - q.size(2)
     memory = None
-    if memory_len:
+    if memory_len > 0:
         memory = (k[:, :, :memory_len], v[:, :, :memory_len])
         k, v = k[:, :, memory_len:], v[:, :, memory_len:]
     if len(bounds) > 1 and settings.get("dropout_p"):

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from cases import BY_NAME, DTYPES, Case, make_inputs
+from cases import BY_NAME, DTYPES, Case, as_call, make_inputs
 from oracle import attend
 from tolerances import require_close
 from torch import Tensor
+
+from txl_kernels import rel_attention
 
 COMPILED = (  # each a way through the code of its own
     "no biases, a table of more rows",
@@ -21,8 +23,8 @@ COMPILED = (  # each a way through the code of its own
 def test_compiles_without_a_break(name: str) -> None:
     torch.compiler.reset()
     x = make_inputs(BY_NAME[name], torch.float32)
-    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    for got, want in zip(compiled(x), attend(x), strict=True):
+    compiled = torch.compile(rel_attention, fullgraph=True, backend="aot_eager")
+    for got, want in zip(compiled(**as_call(x), return_lse=True), attend(x), strict=True):
         require_close(got, want, name)
 
 

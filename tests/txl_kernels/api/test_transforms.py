@@ -118,7 +118,7 @@ def test_vmap_of_bounds_dropout_and_layers() -> None:
         for randomness, equal in (("same", True), ("different", False)):
 
             def g(x: Tensor, randomness: str = randomness) -> Tensor:
-                return torch.func.vmap(layer, randomness=randomness)(x)
+                return torch.func.vmap(lambda row: layer(row), randomness=randomness)(x)
 
             first, second = (torch.compile(g, backend="aot_eager", fullgraph=True) if compile else g)(x)
             assert torch.equal(first, second) is equal
