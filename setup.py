@@ -81,6 +81,15 @@ def cuda_missing() -> str | None:
     return None if reason is None else f"txl_kernels was built without its CUDA C++ kernels: {reason}"
 
 
+def with_emulated() -> bool:
+    """Whether the kernels that emulate a unit are built, for tests. TXL_KERNELS_EMULATED: on, off
+    (default)."""
+    wanted = os.environ.get("TXL_KERNELS_EMULATED", "off")
+    if wanted not in ("on", "off"):
+        raise SystemExit(f"TXL_KERNELS_EMULATED must be on or off, got {wanted!r}")
+    return wanted == "on"
+
+
 def nvcc_does_not_work() -> str | None:
     """Why no CUDA source can be compiled for all the GPUs the module is for; None if it can."""
     asked = os.environ.get("CUDACXX")
@@ -150,7 +159,7 @@ class CMakeBuild(build_ext):
             *([f"-DCMAKE_MAKE_PROGRAM={ninja}"] if (ninja := shutil.which("ninja")) else []),
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-DTXL_CUDA={'ON' if cuda else 'OFF'}",
-            f"-DTXL_EMULATED={os.environ.get('TXL_KERNELS_EMULATED', 'OFF')}",  # for tests
+            f"-DTXL_EMULATED={'ON' if with_emulated() else 'OFF'}",
             *os.environ.get("CMAKE_ARGS", "").split(),
         ]  # fmt: skip
         subprocess.run(configure, check=True)

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from txl_kernels import backends, functional
+from txl_kernels import backends
 from txl_kernels.backends import KERNELS, cuda, self_check, triton
 from txl_kernels.backends.failures import is_lost
 from txl_kernels.backends.self_check import MAX_ERROR, Cotangents, Kind
 from txl_kernels.call import Call, inputs_of
+from txl_kernels.functional import rel_attention
 
 WIDTHS = (16, 32, 40, 41, 64, 80, 128, 256)
 # By name, fields of the kind and fields of the call that differ from the small case's.
@@ -26,6 +27,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "start and end": ({"start": True, "end": True}, {}),
     "window": ({}, {"left": 32}),
     "window to both sides": ({}, {"left": 40, "right": 5, "zero_row": 5}),
+    "bidirectional": ({"zero_outside": True}, {"right": None}),
     "softcap": ({"softcap": True}, {}),
     "bias instead of r": ({"r": False, "r_bias": True}, {}),
     "Inkling's terms": ({"position_width": 16, "zero_outside": True, "grouped": True, "sink": True}, {}),
@@ -83,12 +85,24 @@ def trials(device: torch.device) -> Iterator[Trial]:
     yield from of_widths(WIDTHS[:2])
 
 
+def _arguments(call: Call) -> dict[str, Any]:
+    """Return the arguments with which `rel_attention` makes a call."""
+    same = ("q", "k", "v", "r", "content_bias", "q_pos", "start", "end", "zero_row", "r_bias", "scale", "position_scale",
+            "softcap", "dropout_p")  # fmt: skip
+    given = {name: getattr(call, name) for name in same}
+    given |= {"memory": (call.k_mem, call.v_mem), "causal": call.right == 0, "dropout_seed": call.seed}
+    given |= {"position_bias": None if call.r is None else call.position_bias}
+    given |= {"window": None if call.left is None and call.right in (0, None) else (call.left, call.right)}
+    given |= {"sink": call.sink, "outside": "zero" if call.zero_outside else "refuse"}
+    return given
+
+
 def _run(trial: Trial, backend: str | None, call: Call, cotangents: Cotangents) -> list[Tensor | None]:
     """Return out, lse and, if the kind has gradients, the gradients, as `rel_attention` computes
     them."""
-    attend = torch.compile(functional.run) if trial.compiled else functional.run
+    attend: Callable[..., Any] = torch.compile(rel_attention) if trial.compiled else rel_attention
     leaves = [x.requires_grad_(trial.kind.gradients) for x in inputs_of(call) if x is not None]
-    out, lse = attend(call, backend, True)
+    out, lse = attend(**_arguments(call), return_lse=True, backend=backend)
     results = [out.detach(), lse.detach()]
     if trial.kind.gradients:
         given = [dx.to(x) for x, dx in zip((out, lse), cotangents, strict=True) if dx is not None]
@@ -110,7 +124,7 @@ class Check:
         for trial in wanted:
             chosen = self._try(trial, None)
             for name in (cuda.NAME, triton.NAME):
-                if name != chosen and not trial.compiled and self._supports(name, trial):
+                if name != chosen and not trial.compiled and not is_lost(self.device) and self._supports(name, trial):
                     self._try(trial, name)
             if is_lost(self.device):
                 self.failures.append("the CUDA context is lost: nothing after it was run")
@@ -122,7 +136,9 @@ class Check:
         kernels, kind = KERNELS[name], trial.kind
         if kernels.why_not_tensors(self.device, kind.dtype, kind.head_width) is not None:
             return False
-        return kernels.why_not_call(self_check.on_device(trial.case(), kind)) is None
+        call = self_check.on_device(trial.case(), kind)
+        call.q.requires_grad_(kind.gradients)
+        return kernels.why_not_call(call) is None
 
     def _try(self, trial: Trial, name: str | None) -> str:
         """Make one call and print its line; return the name of the backend that ran it."""
@@ -144,12 +160,11 @@ class Check:
                 warnings.simplefilter("always")
                 errors = self_check.errors_of(trial.kind, trial.case(), run)
             self.notes |= dict.fromkeys(str(x.message) for x in told)
-            wrong = {what: error for what, error in errors.items() if not error <= limit}
-            ending = f"{seconds:8.3f} s  error {max(errors.values()):.1e}{'  WRONG' if wrong else ''}"
-            self.failures += [
-                f"{trial}: {chosen}'s {what} is off by {error:.2g} of its norm, {limit:.2g} is allowed"
-                for what, error in wrong.items()
-            ]
+            wrong = [f"its {what} is off by {error:.2g}" for what, error in errors.items() if not error <= limit]
+            largest = max(errors.values(), key=lambda error: (error != error, error))  # NaN is the largest
+            ending = f"{seconds:8.3f} s  error {largest:.1e}{'  WRONG' if wrong else ''}"
+            if wrong:
+                self.failures.append(f"{trial}: {chosen}: {', '.join(wrong)} of its norm, {limit:.2g} is allowed")
         except Exception as raised:
             ending = f"{time.perf_counter() - begun:8.3f} s  RAISED {type(raised).__name__}"
             self.failures.append(

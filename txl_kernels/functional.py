@@ -188,11 +188,11 @@ def rel_attention(
         dropout_seed, left, right, zero_row, scale, dropout_p, softcap, position_scale, outside == "zero",
     )  # fmt: skip
     if _is_special(call, chunk, prefix, r_descending, outside):
-        plain = functools.partial(run, backend=backend, need_lse=True)
+        plain = functools.partial(_plain, backend=backend, need_lse=True)
         clamp = outside == "clamp"
         out, lse = composed.attend(call, plain, composed.check_chunk(chunk, causal), prefix, r_descending, clamp)
     else:
-        out, lse = run(call, backend, return_lse)
+        out, lse = _plain(call, backend, return_lse)
     return (out, lse) if return_lse else out
 
 
@@ -233,7 +233,7 @@ def _is_special(call: Call, chunk: Any, prefix: Any, r_descending: Any, outside:
     return False
 
 
-def run(call: Call, backend: str | None, need_lse: bool) -> tuple[Tensor, Any]:
+def _plain(call: Call, backend: str | None, need_lse: bool) -> tuple[Tensor, Any]:
     """Return (out, lse) of a call without composed variants, whose arguments are not checked yet.
 
     Without `need_lse`, lse may be None.

@@ -81,7 +81,7 @@ class Side:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            raise Failed(f"{self.site}: the process ended, see above")
+            raise Failed(f"{self.site}: the process ended at {case}")
         answer = json.loads(line)
         if "error" in answer:
             raise Refused(f"{self.site}: {answer['error']}")

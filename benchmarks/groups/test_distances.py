@@ -39,7 +39,7 @@ def test_numbers(machine: Machine, full: bool) -> list[Comparison]:
         Way("SDPA with dense bias", _numbers, "other", _dense),
         Way("baseline: plain SDPA", _numbers, "baseline", _plain),
     )
-    return compared("a number a distance", machine, Case(shape=shape), shape, Shape(2, 2, 12, 7, 8), ways)
+    return compared("a number a distance", machine, Case(shape=shape), shape, Shape(2, 2, 12, 7, 64), ways)
 
 
 def _packed(shape: Shape, randn: Random) -> Arguments:

@@ -9,7 +9,7 @@ from harness.comparison import Comparison, comparisons
 from harness.machine import Machine
 from implementations.ways import TERMS, Arguments, Random, Way, bidirectional, compared
 
-SMALL = Shape(2, 2, 90, 300, 16)  # each form gives other values
+SMALL = Shape(2, 2, 90, 300, 64)  # each form gives other values
 
 
 def _descending(shape: Shape, randn: Random) -> Arguments:

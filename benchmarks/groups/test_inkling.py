@@ -54,4 +54,4 @@ def test_inkling(machine: Machine, full: bool) -> list[Comparison]:
     shape = Shape(1, 24, 4096 if full or machine.kind == "cuda" else 2048, 0, 128)
     dtypes = dict.fromkeys((machine.dtype, torch.bfloat16))
     case = Case(shape=shape, note="8 heads of keys, position queries of width 16")
-    return compared("Inkling", machine, case, shape, Shape(1, 6, 40, 0, 16), WAYS, 6, dtypes=dtypes)
+    return compared("Inkling", machine, case, shape, Shape(1, 6, 40, 0, 128), WAYS, 6, dtypes=dtypes)

@@ -38,7 +38,7 @@ class Entry:
     Attributes:
         run: the function that is timed; with the clock "own" it returns its time in seconds.
         check: raises if the implementation computes something else; None for limits, baselines and
-            parts.
+            what computes no attention of its own.
         per: tokens, calls: the number of these in a run; times are given for one.
         operations, bytes: useful work of a run, for rates and shares of a limit.
         limit: "operations" or "bytes" if this is the machine's own limit of that rate.

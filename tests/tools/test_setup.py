@@ -92,7 +92,14 @@ def test_a_compiler_that_is_no_command(tmp_path: Path) -> None:
 def test_emulated_units_are_built_where_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TXL_KERNELS_EMULATED", "on")
     done, _ = build(tmp_path, None)
-    assert "-DTXL_EMULATED=on" in done.stdout.split()
+    assert "-DTXL_EMULATED=ON" in done.stdout.split()
+
+
+def test_a_setting_of_emulated_units_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TXL_KERNELS_EMULATED", "1")
+    done, _ = build(tmp_path, None)
+    assert done.returncode == 1
+    assert done.stderr == "TXL_KERNELS_EMULATED must be on or off, got '1'\n"
 
 
 def test_a_source_tree_that_cannot_be_written_to(tmp_path: Path) -> None:

@@ -100,12 +100,14 @@ def choose_unasked(
     call = self_check.on_device(self_check.case_of(kind), kind)
     call.q.requires_grad_(gradients)
     with torch.set_grad_enabled(gradients):
-        return _first_that_runs(call)
+        return _first_that_runs(call, warns=False)
 
 
-def _first_that_runs(call: Call) -> str:
-    """Return the first backend that runs a call; the last one runs any. Warn once if a faster one
-    is left out, with the reason."""
+def _first_that_runs(call: Call, warns: bool = True) -> str:
+    """Return the first backend that runs a call; the last one runs any.
+
+    warns: True to warn once if a faster one is left out, with the reason.
+    """
     left_out = None
     for name, backend in BACKENDS.items():
         if backend.why_not_tensors(call.q.device, call.q.dtype, call.q.shape[-1]) is not None:
@@ -118,7 +120,7 @@ def _first_that_runs(call: Call) -> str:
         left_out = f"backend={name!r} is left out: {reason}"
     if left_out is None and name == reference.NAME:
         left_out = _why_not_kernels(call)
-    if left_out is not None:
+    if left_out is not None and warns:
         _warn(call.q.device.type, name, left_out)
     return name
 

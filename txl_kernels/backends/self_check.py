@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from txl_kernels.backends import cuda, reference
+from txl_kernels.backends import cuda, reference, triton
 from txl_kernels.backends.failures import is_transient, reason_of
 from txl_kernels.backends.protocol import Kernels
 from txl_kernels.call import INPUTS, Call, inputs_of, needs_gradients
@@ -179,7 +179,9 @@ def _saying_what_takes_long(kind: Kind) -> Iterator[None]:
     )
     timer = threading.Timer(QUIET, logger.warning, (text, kind.backend, kind.device))
     timer.daemon = True
-    timer.start()
+    if kind.backend == triton.NAME:  # the others' kernels are compiled already
+        with contextlib.suppress(RuntimeError):  # there may be no more threads
+            timer.start()
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ from internals import COMPARED
 import txl_kernels
 from txl_kernels import check_calls, diagnosis
 from txl_kernels.__main__ import main
-from txl_kernels.backends import cpu, self_check
+from txl_kernels.backends import cpu, cuda, self_check, triton
 
 CPU = torch.device("cpu")
 
@@ -69,9 +69,37 @@ def test_a_call_that_fails_is_told_and_the_others_still_run(monkeypatch: pytest.
     assert re.search(r"native .*error \de-07$|native .*error \d\.\de-07$", right)
     text = "\n".join(lines)
     assert "RuntimeError: out of resource: shared memory" in text
-    assert "native's out is off by" in text
+    assert "native: its out is off by" in text
     assert "3 calls in" in text
     assert "2 failed" in text
+
+
+def test_a_backend_is_asked_for_what_it_supports_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CUDA C++ kernels have no gradients of a few queries but on Hopper."""
+    lines: list[str] = []
+    monkeypatch.setattr(cuda, "why_not_tensors", lambda *args: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 0))
+    kind = self_check.Kind("", CPU, torch.bfloat16, 64, decode=True, gradients=True)
+    monkeypatch.setattr(check_calls, "trials", lambda device: map(check_calls.Trial, [kind]))
+    assert check_calls.check(CPU, lines.append) == 0
+    assert [line.split("backward")[1].split()[0] for line in lines if " queries, " in line] == ["native"]
+
+
+def test_a_lost_context_ends_the_check_with_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+
+    def lost(call: Any, *args: Any, **named: Any) -> Any:
+        monkeypatch.setattr(check_calls, "is_lost", lambda device: True)
+        monkeypatch.setattr(self_check, "on_device", lambda *args: pytest.fail("used the device"))
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(cpu, "forward", lost)
+    monkeypatch.setattr(triton, "why_not_tensors", lambda *args: None)
+    kinds = [self_check.Kind("", CPU, torch.float32, 64, False, False)] * 2
+    monkeypatch.setattr(check_calls, "trials", lambda device: map(check_calls.Trial, kinds))
+    assert check_calls.check(CPU, lines.append) == 1
+    assert any("the CUDA context is lost: nothing after it was run" in line for line in lines)
+    assert "1 calls in" in lines[-1]
 
 
 def test_only_some_head_widths(capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,7 +104,7 @@ def test_it_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_native
-@pytest.mark.usefixtures("first_call")
+@pytest.mark.usefixtures("only_triton")
 @pytest.mark.parametrize("seconds", [0, 0.5])
 def test_a_check_that_takes_long_is_logged(
     seconds: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -114,7 +114,14 @@ def test_a_check_that_takes_long_is_logged(
     rel_attention(**as_call(make_inputs(Case(""), torch.float32)))
     told = [x.getMessage() for x in caplog.records if x.name == "txl_kernels"]
     assert len(told) == (seconds > 0)
-    assert all("the first native call of this dtype, head width and direction on cpu compiles" in x for x in told)
+    assert all("the first triton call of this dtype, head width and direction on cpu compiles" in x for x in told)
+
+
+@needs_native
+@pytest.mark.usefixtures("only_triton")
+def test_a_check_needs_no_thread_for_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_check.threading.Timer, "start", raising(RuntimeError("can't start new thread")))
+    assert backends.choose(None, as_fields(make_inputs(Case(""), torch.float32))) == "triton"
 
 
 def test_nothing_is_compared_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
