@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.constrain import Constrain
 from rich.progress import (
     BarColumn,
     Progress,
@@ -62,10 +63,18 @@ def say(text: object) -> None:
     console.print(str(text), markup=False, highlight=False, soft_wrap=True)
 
 
+class _Bar(Progress):
+    """A progress bar, two columns narrower than the terminal, so that an echoed ^C does not begin a
+    new line."""
+
+    def get_renderable(self) -> RenderableType:
+        return Constrain(super().get_renderable(), console.width - 2)
+
+
 def bar(*columns: ProgressColumn, transient: bool = False) -> Progress:
     """Make a progress bar, shown only on a terminal that can move its cursor, not in a file."""
     hidden = not console.is_terminal or console.is_dumb_terminal
-    return Progress(*columns, console=console, transient=transient, disable=hidden)
+    return _Bar(*columns, console=console, transient=transient, disable=hidden)
 
 
 @contextmanager
@@ -78,7 +87,7 @@ def training_progress(trainer: Trainer) -> Iterator[OnEntry]:
     unit = "bpc" if trainer.corpus.vocabulary.unit == "bytes" else "ppl"  # bits per byte, or perplexity per word
     shown = bar(
         TextColumn("step {task.completed:.0f} of {task.total:.0f}"),
-        BarColumn(bar_width=16),  # room to the terminal's edge, where an echoed ^C would begin a new line
+        BarColumn(bar_width=16),
         TaskProgressColumn(),
         TextColumn("{task.fields[status]}"),
         TimeRemainingColumn(elapsed_when_finished=True),

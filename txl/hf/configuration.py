@@ -46,11 +46,13 @@ class TransfoXLConfig(PretrainedConfig):  # type: ignore[misc]
     keys_to_ignore_at_inference = ["losses", "mems", "cache", "past_key_values"]  # noqa: RUF012
     attribute_map = OTHER_NAMES
 
-    def __init__(self, **fields: Any) -> None:
-        given = _DEFAULTS | fields
+    def __init__(self, vocab_size: int = _DEFAULTS["vocab_size"], **fields: Any) -> None:
+        given = _DEFAULTS | fields | {"vocab_size": vocab_size}
         given["cutoffs"] = list(_DEFAULTS["cutoffs"] if given["cutoffs"] is None else given["cutoffs"])
-        if given["tie_projs"] is None:
-            given["tie_projs"] = [False] + [given["proj_share_all_but_first"]] * len(given["cutoffs"])
+        shared = given["tie_projs"]
+        if shared is None:
+            shared = [False] + [given["proj_share_all_but_first"]] * len(given["cutoffs"])
+        given["tie_projs"] = list(shared)
         super().__init__(**given)
 
     def model_config(self) -> ModelConfig:

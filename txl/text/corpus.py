@@ -1,5 +1,6 @@
 """Corpora on disk: memory-mapped tokens with their vocabulary."""
 
+import errno
 import hashlib
 import json
 import os
@@ -172,7 +173,9 @@ def _is_corpus(folder: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a corpus; raise OSError if the folder holds other files, too."""
+    """Remove a corpus; raise OSError, with all of it in place, if the folder holds other files."""
+    if any(file.name not in NAMES for file in folder.iterdir()):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
     for name in NAMES:
         (folder / name).unlink(missing_ok=True)
     folder.rmdir()

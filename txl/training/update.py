@@ -118,7 +118,7 @@ class Batches:
                 f"batch must be a multiple of the number of processes times batch_chunk, {world.size} x "
                 f"{config.batch_chunk}, got {config.batch}"
             )
-        self.streams, self.device, self.world = streams, device, world
+        self.streams, self.model, self.device, self.world = streams, model, device, world
         # A Transformer's memory is only an input of products, which run in autocast's dtype anyway;
         # an LSTM's state accumulates and keeps its precision.
         self.dtype = autocast_dtype(config.precision, device) if isinstance(model, ModelConfig) else None
@@ -144,7 +144,7 @@ class Batches:
         others. All processes must call it."""
         tensors: dict[str, Tensor] = {}
         for i, chunks in enumerate(zip(*[memory or () for memory in self.memories], strict=True)):
-            parts = self.world.gather_tensors(torch.cat(chunks))
+            parts = self.world.gather_tensors(chunks[0] if len(chunks) == 1 else torch.cat(chunks))
             if parts:
                 tensors[f"memory.{i}"] = torch.cat(parts)
         return tensors
@@ -159,6 +159,13 @@ class Batches:
         whole = [saved.tensors[f"memory.{i}"] for i in range(count)]
         if any(len(x) != self.batch for x in whole):
             raise ValueError(f"memory of {[len(x) for x in whole]} streams, not of {self.batch}")
+        if whole and isinstance(self.model, ModelConfig):
+            layers, width, shape = self.model.n_layer, self.model.d_model, whole[0].shape
+            if count != layers or shape[2:] != (width,) or any(x.shape != shape for x in whole):
+                shapes = [list(x.shape) for x in whole]
+                raise ValueError(f"memory of {layers} layers must be [batch, length, {width}] each, got {shapes}")
+            if not all(x.is_floating_point() for x in whole):
+                raise ValueError(f"memory must be floating-point numbers, got {whole[0].dtype}")
         self.memories = [None] * len(self.memories)
         parts = [x[self.rows].to(self.device).chunk(len(self.memories)) for x in whole]
         for number, memory in enumerate(zip(*parts, strict=True)):
@@ -375,3 +382,5 @@ class Updater:
             name, count = "average_count", self.average.count
             check_shapes(saved.path, {k: x.shape for k, x in saved.tensors.items() if k == name}, {name: count})
             count.copy_(saved.tensors[name])
+            if count < 0:
+                raise ValueError(f"{name} must be >= 0, got {int(count)}")

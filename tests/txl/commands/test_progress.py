@@ -69,6 +69,14 @@ def test_a_terminal_has_a_bar_and_room_for_the_caret(console: Console, corpus: C
     assert max(len(line.rstrip()) for line in re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "\n", shown).splitlines()) < 88
 
 
+@pytest.mark.parametrize("console", ["xterm"], indirect=True)
+@pytest.mark.parametrize("width", [40, 60])
+def test_a_bar_leaves_room_on_a_narrow_terminal(console: Console, corpus: Corpus, tmp_path: Path, width: int) -> None:
+    console.width = width
+    shown = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "\n", shown_on(console, corpus, tmp_path)).splitlines()
+    assert all(len(line.rstrip()) <= width - 2 for line in shown if "validation" not in line)
+
+
 def test_training_into_a_file(txl: Run, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal.console, "width", 30)
     folder = tmp_path / "a folder whose name is longer than a line"

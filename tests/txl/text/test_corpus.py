@@ -190,6 +190,9 @@ def test_a_run_that_ended_early_prepares_its_corpus_again(text: Path, corpus: da
     (tmp_path / "link").symlink_to(tmp_path / "corpus")
     with pytest.raises(TxlError, match="It exists already"):
         data.open_corpus(text, tmp_path / "link", options)
+    (tmp_path / "corpus" / "notes").touch()
+    with pytest.raises(TxlError, match="cannot be replaced by .*: Directory not empty"):
+        data.open_corpus(text, tmp_path / "corpus", options)
     again.verify()
 
 

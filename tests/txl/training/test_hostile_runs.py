@@ -147,6 +147,18 @@ def no_memory(header: dict, tensors: dict) -> None:
     del tensors["memory.0"]
 
 
+def memory_of_another_layer(header: dict, tensors: dict) -> None:
+    tensors[f"memory.{header['config']['n_layer']}"] = tensors["memory.0"].clone()
+
+
+def memory_of_another_width(header: dict, tensors: dict) -> None:
+    tensors["memory.0"] = tensors["memory.0"][..., :-1].contiguous()
+
+
+def memory_of_whole_numbers(header: dict, tensors: dict) -> None:
+    tensors["memory.0"] = tensors["memory.0"].long()
+
+
 def no_rng(header: dict, tensors: dict) -> None:
     tensors["rng.0.cpu"] = torch.zeros(4)
 
@@ -165,7 +177,8 @@ def optimizer_not_whole(header: dict, tensors: dict) -> None:
 
 
 CHANGES = [
-    no_step, step_of_text, train_of_text, no_memory, no_rng, optimizer_of_no_parameter, optimizer_of_another_shape,
+    no_step, step_of_text, train_of_text, no_memory, memory_of_another_layer, memory_of_another_width,
+    memory_of_whole_numbers, no_rng, optimizer_of_no_parameter, optimizer_of_another_shape,
     optimizer_not_whole,
 ]  # fmt: skip
 
@@ -197,6 +210,16 @@ def test_an_average_of_another_shape_is_damage(
 
     rewritten(tmp_path / "last.safetensors", forge)
     with pytest.raises(TxlError, match=rf"last\.safetensors: .*{name.removeprefix('average.')}"):
+        trainer(tmp_path, corpus, average="ema", resume=True)
+
+
+def test_a_negative_count_of_an_average_is_damage(tmp_path: Path, corpus: Corpus) -> None:
+    run = trainer(tmp_path, corpus, average="ema")
+    run.advance(2)
+    run.save()
+    unlock(tmp_path)
+    rewritten(tmp_path / "last.safetensors", lambda header, tensors: tensors["average_count"].fill_(-1))
+    with pytest.raises(TxlError, match="average_count must be >= 0, got -1"):
         trainer(tmp_path, corpus, average="ema", resume=True)
 
 
