@@ -191,7 +191,7 @@ def test_a_run_that_ended_early_prepares_its_corpus_again(text: Path, corpus: da
     with pytest.raises(TxlError, match="It exists already"):
         data.open_corpus(text, tmp_path / "link", options)
     (tmp_path / "corpus" / "notes").touch()
-    with pytest.raises(TxlError, match="cannot be replaced by .*: Directory not empty"):
+    with pytest.raises(TxlError, match=r"cannot be replaced by .*: Directory not empty"):
         data.open_corpus(text, tmp_path / "corpus", options)
     again.verify()
 
