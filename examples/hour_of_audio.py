@@ -27,7 +27,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import ParakeetEncoder, ParakeetEncoderConfig
+
+try:
+    from transformers import ParakeetEncoder, ParakeetEncoderConfig
+except ImportError as error:
+    sys.exit(f'{error}: pip install "transformers>=5.23"')
 
 from txl_kernels.integrations import accelerate
 

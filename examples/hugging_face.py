@@ -4,13 +4,19 @@ constant cost a token.
 pip install ".[hf]" accelerate; python examples/hugging_face.py
 """
 
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+
+try:
+    import accelerate  # noqa: F401 - transformers' Trainer needs it
+    from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+except ImportError as error:
+    sys.exit(f'{error}: pip install ".[hf]" accelerate')
 
 from txl.hf.configuration import TransfoXLConfig
 from txl.hf.modeling import TransfoXLLMHeadModel

@@ -22,7 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Inkling2TextConfig, Inkling2TextModel
+
+try:
+    from transformers import Inkling2TextConfig, Inkling2TextModel
+except ImportError as error:
+    sys.exit(f'{error}: pip install "transformers>=5.24"')
 
 from txl_kernels.integrations import accelerate
 

@@ -4,12 +4,17 @@ with random weights, offline and in chunks of its key/value cache.
 pip install "transformers>=5.24"; python examples/speech_encoder.py
 """
 
+import sys
 import time
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import NemotronAsrStreamingEncoder, NemotronAsrStreamingEncoderConfig
+
+try:
+    from transformers import NemotronAsrStreamingEncoder, NemotronAsrStreamingEncoderConfig
+except ImportError as error:
+    sys.exit(f'{error}: pip install "transformers>=5.24"')
 
 from txl_kernels.integrations import accelerate
 

@@ -3,6 +3,7 @@
 import os
 import runpy
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,26 @@ def test_a_training_loop(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{n:04d} follows the line before;\n" for n in range(300)))
     assert run_example("train", str(text), steps=60, batch=4, length=32) < 2
+
+
+WITHOUT_TRANSFORMERS = """
+import runpy, sys
+
+sys.modules["transformers"] = None
+for name in sys.argv[1:]:
+    try:
+        runpy.run_path(name)
+    except SystemExit as error:
+        print(error)
+"""
+
+
+def test_without_their_extra_they_say_how_to_install_it() -> None:
+    names = ["hugging_face", "speech_encoder", "hour_of_audio", "inkling"]
+    command = [sys.executable, "-c", WITHOUT_TRANSFORMERS, *(EXAMPLES / f"{name}.py" for name in names)]
+    lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    assert len(lines) == len(names), lines
+    assert all("pip install " in line for line in lines), lines
 
 
 def test_a_trained_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
