@@ -43,11 +43,11 @@ class Trial(NamedTuple):
     option: str = ""
     compiled: bool = False
 
-    def __str__(self) -> str:
+    def describe(self, length: int) -> str:
+        """Return the description of the call, whose number of queries is `length`."""
         kind = self.kind
         extra = "".join(f", {x}" for x in (self.option, "torch.compile" if self.compiled else "") if x)
         direction = "forward and backward" if kind.gradients else "forward"
-        length = self.case().q.size(2)
         return f"{str(kind.dtype).removeprefix('torch.')}, D {kind.head_width}, {length} queries, {direction}{extra}"
 
     def case(self) -> Call:
@@ -122,26 +122,30 @@ class Check:
     def run(self, wanted: Iterator[Trial]) -> bool:
         """Make the calls; return whether all results were right."""
         for trial in wanted:
-            chosen = self._try(trial, None)
+            exact = trial.case()
+            chosen = self._try(trial, exact, None)
             for name in (cuda.NAME, triton.NAME):
-                if name != chosen and not trial.compiled and not is_lost(self.device) and self._supports(name, trial):
-                    self._try(trial, name)
+                if name == chosen or trial.compiled or is_lost(self.device):
+                    continue
+                if self._supports(name, trial.kind, exact):
+                    self._try(trial, exact, name)
             if is_lost(self.device):
                 self.failures.append("the CUDA context is lost: nothing after it was run")
                 break
         return not self.failures
 
-    def _supports(self, name: str, trial: Trial) -> bool:
+    def _supports(self, name: str, kind: Kind, exact: Call) -> bool:
         """Whether a backend supports a call for which backend=None chose another."""
-        kernels, kind = KERNELS[name], trial.kind
+        kernels = KERNELS[name]
         if kernels.why_not_tensors(self.device, kind.dtype, kind.head_width) is not None:
             return False
-        call = self_check.on_device(trial.case(), kind)
+        call = self_check.on_device(exact, kind)
         call.q.requires_grad_(kind.gradients)
         return kernels.why_not_call(call) is None
 
-    def _try(self, trial: Trial, name: str | None) -> str:
+    def _try(self, trial: Trial, exact: Call, name: str | None) -> str:
         """Make one call and print its line; return the name of the backend that ran it."""
+        what = trial.describe(exact.q.size(2))
         begun, seconds, chosen, limit = time.perf_counter(), 0.0, name or "?", MAX_ERROR[trial.kind.dtype]
 
         def run(call: Call, cotangents: Cotangents) -> list[Tensor | None]:
@@ -158,19 +162,19 @@ class Check:
         try:
             with warnings.catch_warnings(record=True) as told:
                 warnings.simplefilter("always")
-                errors = self_check.errors_of(trial.kind, trial.case(), run)
+                errors = self_check.errors_of(trial.kind, exact, run)
             self.notes |= dict.fromkeys(str(x.message) for x in told)
-            wrong = [f"its {what} is off by {error:.2g}" for what, error in errors.items() if not error <= limit]
+            wrong = [f"its {part} is off by {error:.2g}" for part, error in errors.items() if not error <= limit]
             largest = max(errors.values(), key=lambda error: (error != error, error))  # NaN is the largest
             ending = f"{seconds:8.3f} s  error {largest:.1e}{'  WRONG' if wrong else ''}"
             if wrong:
-                self.failures.append(f"{trial}: {chosen}: {', '.join(wrong)} of its norm, {limit:.2g} is allowed")
+                self.failures.append(f"{what}: {chosen}: {', '.join(wrong)} of its norm, {limit:.2g} is allowed")
         except Exception as raised:
             ending = f"{time.perf_counter() - begun:8.3f} s  RAISED {type(raised).__name__}"
             self.failures.append(
-                f"{trial}, backend={name!r}:\n{''.join(traceback.format_exception(raised)[-4:])}".rstrip()
+                f"{what}, backend={name!r}:\n{''.join(traceback.format_exception(raised)[-4:])}".rstrip()
             )
-        self.say(f"{trial!s:<{_WIDEST_LINE}} {chosen:<9} {ending}")
+        self.say(f"{what:<{_WIDEST_LINE}} {chosen:<9} {ending}")
         return chosen
 
 

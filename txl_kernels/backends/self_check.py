@@ -29,7 +29,7 @@ MAX_DECODE_QUERIES = cuda.MAX_DECODE_QUERIES
 # Relative to the norm of a result: ten times the usual error of the kernels; a faulty kernel gives
 # about 1. float32 may be computed in tf32.
 MAX_ERROR = {torch.float32: 1e-2, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-QUIET = 2.0  # seconds of a check before a line of the log says what takes so long
+LOG_AFTER = 2.0  # seconds of a check after which a line of the log says that kernels are compiled
 Cotangents = tuple[Tensor, Tensor | None]  # dout and dlse
 logger = logging.getLogger("txl_kernels")
 _T = TypeVar("_T")
@@ -160,7 +160,7 @@ def _in_a_thread(function: Callable[..., _T], *args: Any) -> _T:
 def _find(kernels: Kernels, kind: Kind) -> str | None:
     """Return the result of `why_not_trusted`, without storing it."""
     try:
-        with _saying_what_takes_long(kind):
+        with _log_compilation(kind):
             found = compare(kernels, kind)
     except Exception as error:
         if is_transient(error, kind.device):
@@ -171,17 +171,20 @@ def _find(kernels: Kernels, kind: Kind) -> str | None:
 
 
 @contextlib.contextmanager
-def _saying_what_takes_long(kind: Kind) -> Iterator[None]:
-    """Log one line if the block takes longer than QUIET seconds, as where Triton compiles."""
+def _log_compilation(kind: Kind) -> Iterator[None]:
+    """A context that logs one line if Triton's check takes longer than `LOG_AFTER`, as where it
+    compiles. The kernels of the other backends are compiled already."""
+    if kind.backend != triton.NAME:
+        yield
+        return
     text = (
-        "the first %s call of this dtype, head width and direction on %s compiles kernels: usually 1 to 15 seconds, and "
-        "well below a second in later processes, which find them in Triton's cache"
+        "the first triton call of this dtype, head width and direction on %s compiles kernels: usually 1 to 15 seconds, "
+        "and well below a second in later processes, which find them in Triton's cache"
     )
-    timer = threading.Timer(QUIET, logger.warning, (text, kind.backend, kind.device))
+    timer = threading.Timer(LOG_AFTER, logger.warning, (text, kind.device))
     timer.daemon = True
-    if kind.backend == triton.NAME:  # the others' kernels are compiled already
-        with contextlib.suppress(RuntimeError):  # there may be no more threads
-            timer.start()
+    with contextlib.suppress(RuntimeError):  # there may be no more threads
+        timer.start()
     try:
         yield
     finally:

@@ -99,7 +99,7 @@ def test_one_billion_word_counted(piece: int, tmp_path: Path, monkeypatch: pytes
 
 
 def test_every_altered_file_is_noticed(tmp_path: Path) -> None:
-    """What corpus.json counts, too."""
+    """The counts in corpus.json, too."""
     made = prepared(written(tmp_path / "in", ONE_BILLION), tmp_path / "c", rule="one-billion-word")
     for path in made.folder.iterdir():
         whole = path.read_bytes()

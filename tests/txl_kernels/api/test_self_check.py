@@ -109,7 +109,7 @@ def test_it_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_check_that_takes_long_is_logged(
     seconds: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(self_check, "QUIET", 0.1)
+    monkeypatch.setattr(self_check, "LOG_AFTER", 0.1)
     monkeypatch.setattr(self_check, "compare", lambda kernels, kind: time.sleep(seconds))
     rel_attention(**as_call(make_inputs(Case(""), torch.float32)))
     told = [x.getMessage() for x in caplog.records if x.name == "txl_kernels"]
