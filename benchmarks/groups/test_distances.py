@@ -39,7 +39,7 @@ def test_numbers(machine: Machine, full: bool) -> list[Comparison]:
         Way("SDPA with dense bias", _numbers, "other", _dense),
         Way("baseline: plain SDPA", _numbers, "baseline", _plain),
     )
-    return compared("a number a distance", machine, Case(shape=shape), shape, Shape(2, 2, 12, 7, 64), ways)
+    return compared("relative biases", machine, Case(shape=shape), shape, Shape(2, 2, 12, 7, 64), ways)
 
 
 def _packed(shape: Shape, randn: Random) -> Arguments:
@@ -60,9 +60,9 @@ def test_packed(machine: Machine, full: bool) -> list[Comparison]:
         Way("padded, not told", functools.partial(bidirectional, terms=("r",))),
     )
     share = sum(n * n for n in found) / pairs
-    note = f"{shape.B} texts of {found[0]} to {shape.L}, {share:.0%} of the padded pairs"
+    note = f"{shape.B} sequences of {found[0]} to {shape.L}, {share:.0%} of the padded pairs"
     case = Case(shape=Shape(1, shape.H, sum(found), 0, shape.D), note=note)
-    return compared("packed texts", machine, case, shape, Shape(3, 2, 12, 0, 64), ways)
+    return compared("packed sequences", machine, case, shape, Shape(3, 2, 12, 0, 64), ways)
 
 
 def _side(shape: Shape) -> int:
