@@ -2,6 +2,7 @@
 sequences and checks. A subclass adds the table of distances and the other terms of the scores."""
 
 import abc
+import functools
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import torch
@@ -16,6 +17,7 @@ from txl_kernels.checks import WINDOW, Window, autocast_dtype, broadcast_bound, 
 from txl_kernels.composed import Chunk, check_chunk
 from txl_kernels.functional import rel_attention, rel_attention_weights
 from txl_kernels.linear import ALL, project, project_parts
+from txl_kernels.static_cache import StaticCache
 
 UNIT = 8  # elements of a 16-bit type in 16 bytes
 
@@ -182,7 +184,14 @@ class AttentionLayer(nn.Module, abc.ABC):
 
     @torch.no_grad()
     def new_cache(
-        self, batch: int, mem_len: int, max_segment: int, *, window: int | None = None, like: Tensor | None = None
+        self,
+        batch: int,
+        mem_len: int,
+        max_segment: int,
+        *,
+        window: int | None = None,
+        like: Tensor | None = None,
+        start: Tensor | None = None,
     ) -> KeyValueCache:
         """Return an empty key/value cache. That of a layer with sinusoids holds W_kR R of the
         parameters' present values, and of the layer's `clamp_len`.
@@ -195,6 +204,8 @@ class AttentionLayer(nn.Module, abc.ABC):
         window: None for the layer's own.
         like: hidden states, whose dtype and device the cache has; None for those of the layer's
             parameters.
+        start: None, or int32 [B, 1] on that device for a `StaticCache`, which CUDA graphs can
+            read and write; the layers of a model share it.
 
         Raises:
             TypeError, ValueError: an argument is wrong (the message names it), the layer is neither
@@ -211,7 +222,7 @@ class AttentionLayer(nn.Module, abc.ABC):
             if like.is_meta and "forward" in vars(self):  # accelerate's hook loads parameters only for forward
                 raise ValueError("like must be given where the layer's parameters are offloaded: pass like=x")
         r, zero_row = self._cache_table(max_segment, mem_len, like)
-        cache = KeyValueCache(
+        cache = (KeyValueCache if start is None else functools.partial(StaticCache, start))(
             r, batch, mem_len, max_segment, self.window if window is None else window, zero_row,
             n_kv_head=self.n_kv_head, d_key=self.kernel_width, dtype=like.dtype if r is None else r.dtype,
             device=like.device,

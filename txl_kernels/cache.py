@@ -99,11 +99,15 @@ class KeyValueCache:
         self.max_segment = max_segment
         self.window = window
         self.n_kv_head, self.d_key, self.d_value = sizes.values()
-        shape = (batch, self.n_kv_head, 2 * mem_len + max_segment)
         with torch.inference_mode(False):  # inference tensors could not be written to in another mode
-            self._keys = torch.zeros((*shape, self.d_key), dtype=dtype, device=device)
-            self._values = torch.zeros((*shape, self.d_value), dtype=dtype, device=device)
+            self._keys = self._buffer(batch, self.d_key, dtype, device)
+            self._values = self._buffer(batch, self.d_value, dtype, device)
         self.clear()
+
+    def _buffer(self, batch: int, width: int, dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
+        """Allocate the zeroed buffer of keys, or of values, whose rows have a width."""
+        positions = 2 * self.mem_len + self.max_segment
+        return torch.zeros(batch, self.n_kv_head, positions, width, dtype=dtype, device=device)
 
     @property
     def batch(self) -> int:
@@ -160,16 +164,16 @@ class KeyValueCache:
 
         Raises:
             ValueError: L is above max_segment, or another axis differs from the cache's.
+            RuntimeError: a CUDA graph is being captured. The offsets of the positions are integers of
+                the host, so every replay would read and overwrite those of the captured call.
         """
-        length = k.size(2)
-        shape = (self.batch, self.n_kv_head, length)
-        if k.shape != (*shape, self.d_key) or v.shape != (*shape, self.d_value) or length > self.max_segment:
-            axes = f"{self.batch}, {self.n_kv_head}, L <= {self.max_segment}"
-            raise ValueError(
-                f"k and v must be [{axes}, {self.d_key}] and [{axes}, {self.d_value}], got {list(k.shape)} and "
-                f"{list(v.shape)}"
+        if self._keys.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "cache must not be a KeyValueCache while a CUDA graph is captured: each replay would overwrite the "
+                "same positions; make a StaticCache (new_cache(.., start=..))"
             )
-        held = len(self)
+        self._check_segment(k, v)
+        length, held = k.size(2), len(self)
         if self._end + length > self._keys.size(2):  # then begin >= mem_len >= held: source and target do not overlap
             for buffer in (self._keys, self._values):
                 buffer[:, :, :held] = buffer[:, :, self._begin : self._end]
@@ -182,6 +186,16 @@ class KeyValueCache:
         self._total += length
         if self._total - self._last_reset >= self.mem_len:  # nothing held is older than a reset
             self._since = None
+
+    def _check_segment(self, k: Tensor, v: Tensor) -> None:
+        length = k.size(2)
+        shape = (self.batch, self.n_kv_head, length)
+        if k.shape != (*shape, self.d_key) or v.shape != (*shape, self.d_value) or length > self.max_segment:
+            axes = f"{self.batch}, {self.n_kv_head}, L <= {self.max_segment}"
+            raise ValueError(
+                f"k and v must be [{axes}, {self.d_key}] and [{axes}, {self.d_value}], got {list(k.shape)} and "
+                f"{list(v.shape)}"
+            )
 
     def reset(self, rows: Tensor | None = None) -> None:
         """Begin new sequences in some batch rows; the others continue.

@@ -38,11 +38,8 @@ MakeEvaluator = Callable[[TransformerXL, int, int, int], Evaluator]
 class CachedEvaluator(Engine):
     """txl's evaluation with cached keys and values."""
 
-    @torch.inference_mode()
     def remember(self, states: Tensor) -> None:
-        for block, cache in zip(self.model.layers, self.caches, strict=True):
-            cache.clear()
-            block.attention.fill_cache(cache, block.attention_input(states))
+        self.fill([states] * len(self.caches))
 
 
 class OriginalEvaluator:

@@ -182,17 +182,19 @@ def evaluate(
         TxlError: the split is empty, or an argument does not fit the model.
     """
     tokens, began = tokens[:limit], time.perf_counter()
-    training, total, scored = model.training, 0.0, 0
+    training, scored = model.training, 0
+    total = torch.zeros((), dtype=torch.float64, device=model.device)  # read once, so that the host runs ahead
     reading = reading if isinstance(reading, ResolvedReading) else resolve(reading, model)
     try:
         for losses, count in _losses(model, tokens, start, reading, batch, counting, sentences):
-            total += float(losses.double().sum())
+            total += losses.double().sum()
             scored += count
             if progress:
                 progress(scored)
     finally:
         model.train(training)
-    return Score(reading.attn_len, scored, total / scored, time.perf_counter() - began)
+    nats = float(total) / scored  # waits for the device
+    return Score(reading.attn_len, scored, nats, time.perf_counter() - began)
 
 
 def _losses(
@@ -221,8 +223,9 @@ def _losses(
     batch = min(batch, len(tokens))
     reader = make_reader(model, batch, ResolvedReading(method, reach, segment))
     for block in scored_segments(tokens, start, batch, segment, counting, sentences):
+        count = int((block[1] >= 0).sum())  # before they are on the device, which would be waited for
         inputs, targets = (x.to(model.device) for x in block)
-        yield reader.nll(inputs, targets), int((targets >= 0).sum())
+        yield reader.nll(inputs, targets), count
 
 
 @torch.inference_mode()

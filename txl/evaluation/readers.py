@@ -2,17 +2,22 @@
 not depend on the length of the text."""
 
 import abc
-from collections.abc import Iterator
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from txl import graphs
 from txl.errors import TxlError
 from txl.model import Network, as_transformer
 from txl.model.config import ModelConfig
-from txl.model.transformer import HiddenMemory
+from txl.model.transformer import HiddenMemory, TransformerXL
 from txl.paper.recurrent import RecurrentNetwork
+from txl_kernels import KeyValueCache
 from txl_kernels.layer import SegmentAttention
 
 
@@ -53,13 +58,13 @@ class Reader(abc.ABC):
 
         Returns: scores [B, L, vocab_size] of the tokens that follow (`AdaptiveSoftmax.logits`).
         """
-        return self.model.logits(self.hidden(tokens))
+        return self._step(self._logits, tokens)
 
     @torch.inference_mode()
     def nll(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Read tokens [B, L <= max_segment] and return the losses [B, L] of targets [B, L] (see
         `AdaptiveSoftmax.nll`)."""
-        return self.model.softmax.nll(self.hidden(tokens), targets)
+        return self._step(self._nll, tokens, targets)
 
     @torch.inference_mode()
     def feed(self, tokens: Tensor) -> Tensor:
@@ -70,8 +75,21 @@ class Reader(abc.ABC):
         if tokens.size(1) == 0:
             raise TxlError("the prompt is empty: at least one token is needed to predict the next")
         for part in tokens.split(self.max_segment, 1):
-            last = self.hidden(part)[:, -1:]
-        return self.model.logits(last)[:, 0]
+            logits = self._step(self._last_logits, part)
+        return logits
+
+    def _step(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """Return function(*inputs), one of the three below."""
+        return function(*inputs)
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        return self.model.logits(self.hidden(tokens))
+
+    def _nll(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return self.model.softmax.nll(self.hidden(tokens), targets)
+
+    def _last_logits(self, tokens: Tensor) -> Tensor:
+        return self.model.logits(self.hidden(tokens)[:, -1:])[:, 0]
 
 
 class Engine(Reader):
@@ -82,17 +100,27 @@ class Engine(Reader):
     start of a text), however the text is cut into segments. The result equals that of recomputing
     the keys from a memory of hidden states (paper, section 3.2).
 
+    On a CUDA device, steps of a kind and length that repeat are replayed as CUDA graphs (see
+    `txl.graphs.why_not` for the models that cannot be); the caches then are `StaticCache`s.
+
     Args:
         model: switched to evaluation mode; its positions must be relative ("relative" or Shaw's).
         batch: number of parallel texts.
         attn_len: number of keys a token sees.
         max_segment: maximum number of tokens of one call.
+        graph: whether to use CUDA graphs; None where they can be used.
+
+    Attributes:
+        caches: the cache of each layer.
 
     Raises:
-        TxlError: a size is below 1, or the model has absolute positions or no attention.
+        TxlError: a size is below 1, or the model has absolute positions or no attention; or graph
+            is True and the model's steps cannot be captured.
     """
 
-    def __init__(self, model: Network, batch: int, attn_len: int, max_segment: int) -> None:
+    def __init__(
+        self, model: Network, batch: int, attn_len: int, max_segment: int, *, graph: bool | None = None
+    ) -> None:
         super().__init__(model, batch, max_segment)
         self._transformer = model = as_transformer(model, "a cache of keys")
         if attn_len < 1:
@@ -102,9 +130,16 @@ class Engine(Reader):
                 f"encoding {model.config.encoding!r} puts places into the hidden states, so keys cannot be cached: use "
                 "a sliding window or segments"
             )
+        self._graphs = StepGraphs(model) if _uses_graphs(model, graph) else None
+        # The number of hidden positions of each text, shared by the caches of all layers.
+        self._hidden: Tensor | None = None
+        if self._graphs is not None:
+            with torch.inference_mode(False):
+                self._hidden = torch.zeros(batch, 1, dtype=torch.int32, device=model.device)
         self.attention: list[SegmentAttention] = [block.attention for block in model.layers]  # type: ignore[misc]
         self.caches = [
-            attention.new_cache(batch, attn_len - 1, max_segment, window=attn_len) for attention in self.attention
+            attention.new_cache(batch, attn_len - 1, max_segment, window=attn_len, start=self._hidden)
+            for attention in self.attention
         ]
         self.reset()
 
@@ -112,11 +147,90 @@ class Engine(Reader):
     def reset(self) -> None:
         """Return to the start of a text: empty caches, or zero states if the model begins with
         them."""
-        self._transformer.begin(self.caches)
+        self.fill(self._transformer.initial_memory(self.batch, self.caches[0].mem_len))
+
+    @torch.inference_mode()
+    def fill(self, memory: Sequence[Tensor] | None) -> None:
+        """Begin with a memory of hidden states, [B, M, d_model] for each layer; None for none."""
+        self._transformer.begin(self.caches, memory)
+        if memory is not None:
+            self._lower(memory[0].size(1))
+
+    def _lower(self, length: int) -> None:
+        """Hide so many positions less."""
+        if self._hidden is not None:
+            self._hidden.sub_(length).clamp_(min=0)
 
     @torch.inference_mode()
     def hidden(self, tokens: Tensor) -> Tensor:
-        return self._transformer.read_cached(self._transformer.embed(tokens), self.caches)
+        states = self._transformer.read_cached(self._transformer.embed(tokens), self.caches)
+        self._lower(tokens.size(1))
+        return states
+
+    def _step(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        if self._graphs is None:
+            return function(*inputs)
+        self._check_segment(inputs[0])
+        return self._graphs(function, inputs, self.caches)
+
+
+def _uses_graphs(model: TransformerXL, asked: bool | None) -> bool:
+    """Whether an engine uses CUDA graphs. asked: its option `graph`."""
+    if asked is False or (asked is None and not graphs.is_capturable(model.device)):
+        return False
+    reason = graphs.why_not(model)
+    if not graphs.is_capturable(model.device):
+        reason = f"the model is on {model.device}, not on a CUDA device"
+    if reason is None:
+        return True
+    if asked:
+        raise TxlError(f"graph must be None or False for this model: {reason}")
+    graphs.log.info("evaluation runs without CUDA graphs: %s", reason)
+    return False
+
+
+class StepGraphs:
+    """The CUDA graphs of an engine's steps: two for each kind and length, one a buffer of the
+    caches.
+
+    The first WARM_UP steps of each kind and length run without a graph. Parameters whose storage
+    was replaced since a capture are an error, because a graph reads the old one.
+    """
+
+    MAX_KINDS = 8  # kinds and lengths of steps with graphs; others run without
+
+    def __init__(self, model: TransformerXL) -> None:
+        self._model = model
+        self._addresses = graphs.Addresses(model)
+        self._seen: Counter[tuple[Any, ...]] = Counter()
+        self._graphs: dict[tuple[Any, ...], graphs.Captured[Tensor]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "StepGraphs":
+        return StepGraphs(copy.deepcopy(self._model, memo))
+
+    def __call__(
+        self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], caches: Sequence[KeyValueCache]
+    ) -> Tensor:
+        """Return function(*inputs), a step that reads and writes the caches."""
+        device = self._model.device.type
+        kind = (function.__name__, inputs[0].shape, *(x.dtype for x in inputs))
+        if torch.is_autocast_enabled(device) or any(x.device != self._model.device for x in inputs):
+            return function(*inputs)
+        self._seen[kind] += 1
+        captured = {name[0] for name in self._graphs}
+        if self._seen[kind] <= graphs.WARM_UP or (kind not in captured and len(captured) >= self.MAX_KINDS):
+            return function(*inputs)
+        if self._addresses.have_changed():
+            raise TxlError("the model's parameters were moved or replaced while an Engine used them: make a new Engine")
+        before = [cache.turn for cache in caches]  # type: ignore[attr-defined]
+        graph = self._graphs.get((kind, before[0]))
+        if graph is None:
+            with torch.inference_mode(False):
+                static = [x.clone() for x in inputs]
+            graph = self._graphs[kind, before[0]] = graphs.Captured(function, static)
+        for cache, turn in zip(caches, before, strict=True):
+            cache.turn = 1 - turn  # type: ignore[attr-defined]
+        return graph(*inputs).clone()
 
 
 class SegmentReader(Reader):

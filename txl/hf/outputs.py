@@ -42,7 +42,7 @@ class TransfoXLCache:
             for block in trunk.layers:
                 assert isinstance(block.attention, RelAttention)
                 self.layers.append(block.attention.new_cache(batch, trunk.config.mem_len, max_segment))
-            trunk.begin(self.layers)
+            trunk.begin(self.layers, trunk.initial_memory(batch))
 
     def __len__(self) -> int:
         return len(self.layers)

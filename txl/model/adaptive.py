@@ -172,13 +172,7 @@ class AdaptiveSoftmax(nn.Module):
         """
         if targets.shape != hidden.shape[:-1]:
             raise ValueError(f"targets must be {list(hidden.shape[:-1])}, like hidden, got {list(targets.shape)}")
-        # A check by value would break a compiled graph; there torch's cross_entropy raises.
-        if targets.device.type == "cpu" and targets.numel() and not torch.compiler.is_compiling():
-            low, high = int(targets.min()), int(targets.max())
-            if high >= self.bounds[-1] or (low < 0 and bool(((targets < 0) & (targets != IGNORED)).any())):
-                raise ValueError(
-                    f"targets must be from 0 to {self.bounds[-1] - 1}, or {IGNORED} to be ignored, got {low} to {high}"
-                )
+        check_targets(targets, self.bounds[-1])
         flat, goal = hidden.flatten(0, -2), targets.flatten()
         first = self.bounds[1]
         which = bin_of(goal, self.bounds)  # 0 for ignored targets
@@ -225,6 +219,20 @@ class AdaptiveSoftmax(nn.Module):
     def _project(self, i: int, hidden: Tensor) -> Tensor:
         projection = self.projections.get(str(i))
         return hidden if projection is None else F.linear(hidden, projection.t())
+
+
+def check_targets(targets: Tensor, vocab_size: int) -> None:
+    """Raise ValueError if a target on a CPU is out of range.
+
+    On a GPU the check would wait for the device, and in a compiled graph it would break the graph;
+    there torch's cross_entropy raises.
+    """
+    if targets.device.type == "cpu" and targets.numel() and not torch.compiler.is_compiling():
+        low, high = int(targets.min()), int(targets.max())
+        if high >= vocab_size or (low < 0 and bool(((targets < 0) & (targets != IGNORED)).any())):
+            raise ValueError(
+                f"targets must be from 0 to {vocab_size - 1}, or {IGNORED} to be ignored, got {low} to {high}"
+            )
 
 
 class ScoresOfRows(torch.autograd.Function):

@@ -317,14 +317,17 @@ class Trunk(nn.Module):
             layers.append(hidden)
         return States(self.finish(hidden), tuple(kept) if mem_len else None, inputs, layers)
 
-    def begin(self, caches: Sequence[KeyValueCache]) -> None:
-        """Reset each layer's cache to the start of a text: empty, or filled with zero states."""
-        zeros = self.initial_memory(caches[0].batch, caches[0].mem_len)
+    def begin(self, caches: Sequence[KeyValueCache], memory: Sequence[Tensor] | None) -> None:
+        """Reset each layer's cache to the start of a text.
+
+        memory: hidden states [B, M, d_model] for each layer that precede it, as of
+        `initial_memory`, or None.
+        """
         for i, (block, cache) in enumerate(zip(self.layers, caches, strict=True)):
             cache.clear()
-            if zeros is not None:
+            if memory is not None:
                 assert isinstance(block.attention, SegmentAttention)
-                block.attention.fill_cache(cache, block.attention_input(zeros[i]))
+                block.attention.fill_cache(cache, block.attention_input(memory[i]))
 
     def read_cached(self, embedded: Tensor, caches: Sequence[KeyValueCache]) -> Tensor:
         """Return hidden states as `read` does, taking a layer's keys and values from its

@@ -86,6 +86,10 @@ class Streams:
         """Whether segment n begins an epoch, so that the memory must be cleared."""
         return n % self.segments == 0
 
+    def is_whole(self, n: int) -> bool:
+        """Whether segment n has `length` targets, as all have but an epoch's last."""
+        return (n % self.segments + 1) * self.length <= self.stream_len
+
     def segment(self, n: int, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Return segment n, counted over all epochs. It is a pure function of n.
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from txl import graphs
 from txl.distributed import SharedError, World
 from txl.errors import TxlError
 from txl.model import Network, as_transformer
@@ -184,6 +185,9 @@ def layer_matrices(model: Network) -> list[nn.Parameter]:
 def make_optimizers(model: Network, config: TrainConfig) -> list[torch.optim.Optimizer]:
     """Make one optimizer, or two with Muon: for the layers' matrices and for all other parameters.
 
+    On a CUDA device Adam is fused and capturable, its learning rate a tensor, so that a CUDA graph
+    of its step can be replayed with another rate.
+
     Raises:
         TxlError: this torch has no Muon, or Muon is chosen for an LSTM or QRNN.
     """
@@ -193,10 +197,14 @@ def make_optimizers(model: Network, config: TrainConfig) -> list[torch.optim.Opt
     if config.optimizer == "muon":
         rest = torch.optim.Adam(others, lr=config.lr)
         return [_muon(as_transformer(model, "optimizer 'muon'"), matrices, config), rest]
+    options: dict[str, Any] = {"lr": config.lr}
+    if graphs.is_capturable(model.device):
+        rate = torch.tensor(config.lr, dtype=torch.float32, device=model.device)
+        options = {"lr": rate, "fused": True, "capturable": True}
     if config.weight_decay == 0:
-        return [torch.optim.Adam(model.parameters(), lr=config.lr)]
+        return [torch.optim.Adam(model.parameters(), **options)]
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    return [torch.optim.AdamW(groups, lr=config.lr)]
+    return [torch.optim.AdamW(groups, **options)]
 
 
 def _muon(model: TransformerXL, matrices: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
@@ -305,6 +313,10 @@ class Updater:
             ids = [device] if device.type == "cuda" else None
             self.module = DistributedDataParallel(self.module, device_ids=ids, gradient_as_bucket_view=True)
         self.optimizers = make_optimizers(network, config)
+        reason = why_not_graphs(network, config, world, device)
+        self.graphs = UpdateGraphs(self) if reason is None else None
+        if reason is not None and graphs.is_capturable(device):
+            graphs.log.info("training runs without CUDA graphs: %s", reason)
 
     def update(self, step: int, batches: Batches, stopping: Callable[[], bool] = lambda: False) -> Updated:
         """Do one update, after `step` earlier ones; stopping: returns whether this process asks to
@@ -313,23 +325,9 @@ class Updater:
         Raises:
             SharedError: the loss or gradient is not finite; nothing was changed.
         """
-        c, module = self.config, self.module
         self.network.train()
-        nll: Any = 0.0  # becomes a tensor of the losses' dtype and device
-        intermediate = range(0)
-        if c.intermediate_losses:
-            intermediate = layers_that_predict(self.network.config.n_layer, step / c.steps)
-        parts = c.accumulate * c.batch_chunk
-        for part in range(c.accumulate):
-            for number, chunk in enumerate(batches.segment(step * c.accumulate + part)):
-                last = part == c.accumulate - 1 and number == c.batch_chunk - 1
-                with module.no_sync() if isinstance(module, DistributedDataParallel) and not last else nullcontext():
-                    with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
-                        loss = module(*chunk, c.context, intermediate)
-                    (loss.total / parts).backward()
-                batches.keep(number, loss.memory)
-                nll += loss.nll / parts
-        norm = nn.utils.clip_grad_norm_(self.module.parameters(), c.clip)
+        in_graphs = self.graphs is not None and self.graphs.takes(step, batches)
+        nll, norm = self.graphs.gradients(step, batches) if in_graphs else self._gradients(step, batches)  # type: ignore[union-attr]
         told = torch.stack([nll, torch.full_like(nll, float(stopping()))])
         if self.world.size > 1:
             dist.all_reduce(told)
@@ -343,11 +341,57 @@ class Updater:
             )
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, c)
-            optimizer.step()
-        self.network.zero_grad(set_to_none=True)
+                rate = learning_rate(step, self.config)
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(rate)
+                else:
+                    group["lr"] = rate
+        if in_graphs:
+            self.graphs.step_optimizer()  # type: ignore[union-attr]
+        else:
+            self.step_optimizers()
         self.average.update()
         return Updated(total, length, stops > 0)
+
+    def _gradients(self, step: int, batches: Batches) -> tuple[Tensor, Tensor]:
+        """Compute the gradients of an update, clipped.
+
+        Returns: the mean loss in nats and the norm before clipping, scalars on the device.
+        """
+        c, module = self.config, self.module
+        nll: Any = 0.0  # becomes a tensor of the losses' dtype and device
+        intermediate = range(0)
+        if c.intermediate_losses:
+            intermediate = layers_that_predict(self.network.config.n_layer, step / c.steps)
+        parts = c.accumulate * c.batch_chunk
+        for part in range(c.accumulate):
+            for number, chunk in enumerate(batches.segment(step * c.accumulate + part)):
+                last = part == c.accumulate - 1 and number == c.batch_chunk - 1
+                with module.no_sync() if isinstance(module, DistributedDataParallel) and not last else nullcontext():
+                    loss = self.loss(*chunk, intermediate)
+                    (loss.total / parts).backward()
+                batches.keep(number, loss.memory)
+                nll += loss.nll / parts
+        return nll, self.clip()
+
+    def loss(
+        self, tokens: Tensor, targets: Tensor, memory: HiddenMemory | None, intermediate: Sequence[int] = ()
+    ) -> SegmentLoss:
+        """Compute the loss of a segment in training's precision; arguments as in
+        `SegmentTraining`."""
+        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None):
+            loss: SegmentLoss = self.module(tokens, targets, memory, self.config.context, intermediate)
+        return loss
+
+    def clip(self) -> Tensor:
+        """Scale the gradients to the largest norm allowed; return their norm before."""
+        return nn.utils.clip_grad_norm_(self.module.parameters(), self.config.clip)
+
+    def step_optimizers(self) -> None:
+        """Step all optimizers and free the gradients."""
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.network.zero_grad(set_to_none=True)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state of optimizers and average; the network's parameters are not in it."""
@@ -384,3 +428,72 @@ class Updater:
             count.copy_(saved.tensors[name])
             if count < 0:
                 raise ValueError(f"{name} must be >= 0, got {int(count)}")
+
+
+def why_not_graphs(network: Network, config: TrainConfig, world: World, device: torch.device) -> str | None:
+    """Return the reason why updates cannot be captured in CUDA graphs, or None."""
+    if not graphs.is_capturable(device):
+        return f"the device is {device}"
+    if world.size > 1:
+        return "there are several processes"
+    ordinary = {
+        "accumulate": 1, "batch_chunk": 1, "compile": False, "recompute": False, "intermediate_losses": False,
+        "average": "none", "optimizer": "adam", "context": 0,
+    }  # fmt: skip
+    for name, value in ordinary.items():
+        if getattr(config, name) != value:
+            return f"{name} is {getattr(config, name)!r}"
+    if network.second_softmax is not None:
+        return "there is a second softmax"
+    return graphs.why_not(network)
+
+
+class UpdateGraphs:
+    """An update as two CUDA graphs: forward, backward and clipping; and the optimizer's step, since
+    the host decides between them whether loss and gradient are finite.
+
+    The first WARM_UP updates with a full memory run without. So does every update whose memory is
+    not full, or whose segment is shorter, as at the start and end of an epoch.
+    """
+
+    def __init__(self, updater: "Updater") -> None:
+        self._updater = updater
+        self._seen = 0
+        self._gradients: graphs.Captured[tuple[Tensor, Tensor]] | None = None
+        self._step: Callable[[], None] | None = None
+
+    def takes(self, step: int, batches: Batches) -> bool:
+        """Whether the update after `step` earlier ones runs as graphs."""
+        mem_len, memory, streams = self._updater.network.config.mem_len, batches.memories[0], batches.streams
+        if mem_len and (streams.starts_epoch(step) or memory is None or memory[0].size(1) < mem_len):
+            return False
+        if not streams.is_whole(step):
+            return False
+        self._seen += 1
+        return self._seen > graphs.WARM_UP
+
+    def gradients(self, step: int, batches: Batches) -> tuple[Tensor, Tensor]:
+        """As `Updater._gradients`. The memory of `batches` becomes the graph's."""
+        ((tokens, targets, memory),) = batches.segment(step)
+        given = (tokens, targets, *(memory or ()))
+        if self._gradients is None:
+            static = [x.clone() for x in given]
+            self._gradients = graphs.Captured(self._compute, static)
+            _, self._step = graphs.capture(self._updater.optimizers[0].step, (), self._updater.device)
+            # The graphs keep the gradients' memory; no other update may see these tensors.
+            self._updater.network.zero_grad(set_to_none=True)
+        result = self._gradients(*given)
+        batches.keep(0, tuple(self._gradients.inputs[2:]) or None)
+        return result
+
+    def _compute(self, tokens: Tensor, targets: Tensor, *memory: Tensor) -> tuple[Tensor, Tensor]:
+        loss = self._updater.loss(tokens, targets, memory or None)
+        loss.total.backward()
+        for own, new in zip(memory, loss.memory or (), strict=True):
+            own.copy_(new)
+        return loss.nll, self._updater.clip()
+
+    def step_optimizer(self) -> None:
+        """Step the optimizer by the gradients that `gradients` computed last."""
+        assert self._step is not None
+        self._step()
