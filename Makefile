@@ -5,7 +5,7 @@ DOCS_VENV ?= .venv-docs
 WHEELS_VENV ?= .venv-wheels
 PEERS ?= .peers
 EXTRAS ?= test
-# Of the machine with the borrowed GPU.
+# Of the machine with the rented GPU.
 GPU_TRITON ?= 3.6.0
 GPU_PYTHON ?= python3.12
 BIN := $(VENV)/bin
@@ -44,30 +44,33 @@ aot: $(VENV)/installed ## compile the GPU kernels without a GPU; compare with th
 	$(BIN)/python tools/aot.py check
 	$(BIN)/python tools/cuda_lint.py --if-built
 
-gpu-kit: gpu-kit/site gpu-kit/triton/triton-key ## what a borrowed GPU needs for tools/gpu_check.sh, in gpu-kit/; no GPU needed
+gpu-kit: gpu-kit/site gpu-kit/triton/triton-key ## what a rented GPU needs for tools/gpu_steps.py, in gpu-kit/; no GPU needed
 	git describe --always --dirty --abbrev=10 --exclude '*' > gpu-kit/commit
-	$(MAKE) gpu-kit/wheel gpu-kit/limited || echo "no wheel, so the device's machine builds"
+	$(MAKE) gpu-kit/native || echo "no compiled modules"
 	du -sh gpu-kit/*
 
 # Only pure Python: the device's may be another.
 gpu-kit/site: | $(VENV)/installed
-	$(BIN)/pip install -q --no-deps --target gpu-kit/setuptools "setuptools>=77"
 	$(BIN)/pip install -q --no-deps --target $@ pytest-timeout pytest-xdist execnet pytest-benchmark py-cpuinfo
 
 build/gpu-kit/triton-$(GPU_TRITON): | $(VENV)/installed
 	$(BIN)/pip install -q --no-deps --target $@ triton==$(GPU_TRITON)
 
-# A kernel's list of its files holds paths from here, where tools/gpu_check.sh finds them.
-gpu-kit/triton/triton-key: $(shell find txl_kernels/backends/triton -name '*.py') tools/gpu_kernels.py | build/gpu-kit/triton-$(GPU_TRITON)
+# A kernel's list of its files holds paths from here, where tools/gpu_steps.py finds them. Two of the variables are part
+# of a kernel's name, as they are there; without information on lines a kernel has a quarter of the size.
+gpu-kit/triton/triton-key: $(shell find txl_kernels/backends/triton -name '*.py') tools/gpu_kernels.py tools/gpu_steps.py | build/gpu-kit/triton-$(GPU_TRITON)
 	rm -rf $(@D)
-	PYTHONPATH=build/gpu-kit/triton-$(GPU_TRITON):. TRITON_STORE_BINARY_ONLY=1 TRITON_CACHE_DIR=$(@D) $(BIN)/python tools/gpu_kernels.py fill
+	PYTHONPATH=build/gpu-kit/triton-$(GPU_TRITON):.:tools TRITON_DEFAULT_FP_FUSION=1 TRITON_DISABLE_LINE_INFO=1 \
+		TRITON_STORE_BINARY_ONLY=1 TRITON_CACHE_DIR=$(@D) GPU_PYTHON="$$(command -v $(GPU_PYTHON))" $(BIN)/python tools/gpu_kernels.py fill
 
-# The tests' build ends a wait inside a kernel after seconds, with an error.
-gpu-kit/limited: CLOCKS := -DTXL_CLOCK_LIMIT=10000000000
-gpu-kit/wheel gpu-kit/limited: $(SOURCES) CMakeLists.txt setup.py
-	rm -rf $@ build/$@
-	TXL_KERNELS_CUDA=on CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=90a-real $(CLOCKS)" $(GPU_PYTHON) -m pip wheel -q --no-deps -w build/$@ .
-	$(GPU_PYTHON) -m zipfile -e build/$@/*.whl $@
+# Other variants of the CUDA C++ kernels go beside today's, gpu-kit/variants/NAME/_cuda*.so.
+gpu-kit/native: $(SOURCES) CMakeLists.txt setup.py
+	rm -rf $@ gpu-kit/variants/today build/$@
+	TXL_KERNELS_CUDA=on CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=90a-real" $(GPU_PYTHON) -m pip wheel -q --no-deps -w build/$@ .
+	$(GPU_PYTHON) -m zipfile -e build/$@/*.whl build/$@/files
+	mkdir -p $@ gpu-kit/variants/today
+	cp build/$@/files/txl_kernels/_native*.so $@
+	cp build/$@/files/txl_kernels/_cuda*.so gpu-kit/variants/today
 
 bench: $(VENV)/installed ## every benchmark
 	$(BIN)/pytest benchmarks/ --benchmark-only

@@ -50,10 +50,10 @@ def misfit(clocks: int, capability: tuple[int, int]) -> str | None:
     return None
 
 
-def mhz_under(run: Callable[[], None]) -> int:
+def mhz_under(run: Callable[[], object], calls: int = 100) -> int:
     """Return the multiprocessors' clock in MHz under load: from the time of a kernel that waits for
-    a fixed number of clocks, run directly after 100 calls."""
-    for _ in range(100):
+    a fixed number of clocks, run directly after some calls."""
+    for _ in range(calls):
         run()
     clocks, (begin, end) = 10**7, (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()

@@ -1,10 +1,9 @@
-"""The Triton kernels before there is a GPU, and on one.
+"""The Triton kernels of tools/gpu_steps.py, compiled before there is a GPU.
 
-    python tools/gpu_kernels.py fill    compiles for sm_90 what the benchmarks launch
-    python tools/gpu_kernels.py times   microseconds of each kernel, a line of JSON each
+    python tools/gpu_kernels.py fill                   compiles for sm_90 what the steps launch
+    python tools/gpu_kernels.py check --widths 64,128  `python -m txl_kernels --check` with these
 
-`fill` needs no GPU and leaves its kernels in TRITON_CACHE_DIR. `times` also tells the clocks of a
-64 x 64 tile of pairs, and times the CUDA C++ kernels and torch's flash and cuDNN SDPA.
+`fill` needs no GPU and leaves its kernels in TRITON_CACHE_DIR.
 
 Triton names a compiled kernel by its source, arguments, options and environment, and by its own
 files. Of those only the compiled library differs between Pythons, so a Triton that differs in
@@ -12,39 +11,44 @@ nothing else takes the name of the one that filled the cache.
 """
 
 import contextlib
+import hashlib
 import itertools
-import json
 import multiprocessing
 import os
+import subprocess
 import sys
+import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
-from gpu_card import mhz_under
 from pretended_gpu import on_hopper
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import deterministic
-from triton.runtime import cache
+from triton.backends.nvidia import driver as nvidia
+from triton.runtime import build, cache
 
-from txl_kernels import rel_attention
+from txl_kernels import check_calls, rel_attention
+from txl_kernels.backends import self_check, triton
 
 NAME = "triton-key"  # file in the cache's folder with the key of the Triton that filled it
-WIDTHS = (64, 128)
-LENGTHS = (2048, 512, 1024)  # of the segment, and of the memory
-KERNELS = {False: ("forward", "backward_queries", "backward_keys"), True: ("backward_queries", "backward_table")}
-PROFILED = 5  # number of calls profiled
+LAUNCHERS_FOR = "GPU_PYTHON"  # environment variable: the device's Python, for which launchers are compiled
+WIDTHS = (64, 128)  # of the checks
+MULTIPROCESSORS = 132
+# Of Inkling's attention: heads for a head of keys, width of position queries, rows of the table.
+GROUP, POSITION_WIDTH, EXTENT = 3, 16, 1024
 
 
 class Work(NamedTuple):
     """Sizes and options of a causal bfloat16 call. bounded: the second half of the segment is a
     separate document. same_bits: results are bitwise reproducible, as with torch's deterministic
-    algorithms."""
+    algorithms. inkling: GROUP heads for each head of keys, and position queries for EXTENT
+    distances; then there is no memory."""
 
     B: int
     H: int
@@ -55,58 +59,76 @@ class Work(NamedTuple):
     bounded: bool = False
     dropout_p: float = 0.0
     same_bits: bool = False
-
-    @property
-    def tiles(self) -> int:
-        """Number of 64 x 64 tiles with a visible pair; L and M must be multiples of 64."""
-        rows, columns = self.L // 64, self.M // 64
-        return self.B * self.H * (rows * columns + rows * (rows + 1) // 2)
+    inkling: bool = False
+    window: int | None = None
 
 
-def benchmarked() -> Iterator[Work]:
-    """Yield the benchmarks' shapes on a GPU, and the small shapes of their checks."""
-    for b, h, n, d in ((8, 16, 2048, 64), (22, 8, 512, 64), (8, 8, 1024, 128), (4, 16, 256, 64)):
-        base = Work(b, h, n, n, d)
-        yield from (base, base._replace(L=70, M=90, B=min(b, 8)), base._replace(backward=False))
-    for d in WIDTHS:
-        base = Work(8, 16, 512, 512, d)
-        yield from (base._replace(bounded=True), base._replace(dropout_p=0.1), base._replace(same_bits=True))
-    yield from (Work(1, 8, 128, 3800, 64), Work(1, 8, 70, 90, 64))
-    for b, n, m in itertools.product((1, 8, 64), (1, 2, 4, 8, 16), (800, 1200, 3800, 32768)):
-        yield Work(b, 8, n, m, 64, backward=False)
+INKLING = [Work(1, 24, n, 0, 128, inkling=True, window=window) for n in (8192, 32768) for window in (None, 1024)]
+FEW_QUERIES = [Work(b, 8, n, 3800, 64, backward=False) for b in (1, 8) for n in (1, 2, 4, 8, 16)]
 
 
-def call_of(work: Work, device: str, backend: str = "triton") -> Callable[[], None]:
-    """Return a function that makes the call, with gradients if work.backward. On a CPU, where no
-    kernel is launched, tensors are uninitialized."""
-    make = partial(torch.empty if device == "cpu" else torch.randn, device=device, dtype=torch.bfloat16)
-    B, H, L, M, D = work[:5]
-    given = [make(B, H, L, D) for _ in "qkv"] + [make(H, M + L, D), make(H, D), make(H, D)]
-    memory, dout = (make(B, H, M, D), make(B, H, M, D)), make(B, H, L, D)
-    leaves = [x.requires_grad_(work.backward) for x in (*given, *memory)]
-    options: dict[str, Any] = {}
-    if work.bounded:
-        second = 2 * torch.arange(L, device=device) >= L
-        options["start"] = torch.where(second, M + L // 2, 0).int().expand(B, L).contiguous()
-    if work.dropout_p:
-        options |= {"dropout_p": work.dropout_p, "dropout_seed": torch.tensor([1234], device=device)}
+def launched() -> Iterator[Callable[[], str | None]]:
+    """Yield functions that compile what the steps launch on Triton, except the tests."""
+    for work in (*INKLING, *FEW_QUERIES):
+        yield partial(compile_one, work)
+    for work in INKLING:
+        yield partial(compile_one, work._replace(backward=False))
+    for n in range(len(_trials())):
+        yield partial(compile_trial, n)
 
-    def run() -> None:
-        with same_bits(work.same_bits):
-            out: Tensor = rel_attention(*given, memory, backend=backend, **options)
-            if work.backward:
-                torch.autograd.grad(out, leaves, dout)
+
+def call_of(work: Work, device: str, backend: str = "triton") -> Callable[[], Any]:
+    """Return a function that makes the call, with gradients if work.backward, and returns out and
+    the gradients. On a CPU, where no kernel is launched, tensors are uninitialized."""
+    given = arguments_of(work, device)
+    leaves = [x for x in (*given.values(), *(given.get("memory") or ())) if torch.is_tensor(x) and x.requires_grad]
+    dout = torch.empty_like(given["q"]) if device == "cpu" else torch.randn_like(given["q"])
+
+    def run() -> Any:
+        with same_bits(work.same_bits), torch.set_grad_enabled(work.backward):
+            out: Tensor = rel_attention(**given, backend=backend)
+            return (out, *torch.autograd.grad(out, leaves, dout)) if work.backward else (out,)
 
     return run
+
+
+def arguments_of(work: Work, device: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
+    """Return the arguments of rel_attention."""
+    make = partial(torch.empty if device == "cpu" else torch.randn, device=device, dtype=dtype)
+    B, H, L, M, D = work[:5]
+
+    def leaf(*shape: int) -> Tensor:
+        return make(*shape).requires_grad_(work.backward)
+
+    if work.inkling:  # [B, L, H, D] in memory, as a model's projections lie
+        sizes = {"q": (H, D), "k": (H // GROUP, D), "v": (H // GROUP, D), "q_pos": (H, POSITION_WIDTH)}
+        given: dict[str, Any] = {
+            name: make(B, L, *size).transpose(1, 2).requires_grad_(work.backward) for name, size in sizes.items()
+        }
+        given["r"] = leaf(1, min(EXTENT, L), POSITION_WIDTH)
+        given |= {"position_scale": 1.0, "outside": "zero", "window": work.window}
+        return given
+    given = {name: leaf(B, H, L, D) for name in "qkv"} | {"r": leaf(H, M + L, D)}
+    given |= {name: leaf(H, D) for name in ("content_bias", "position_bias")}
+    given["memory"] = (leaf(B, H, M, D), leaf(B, H, M, D))
+    if work.bounded:
+        second = 2 * torch.arange(L, device=device) >= L
+        given["start"] = torch.where(second, M + L // 2, 0).int().expand(B, L).contiguous()
+    if work.dropout_p:
+        given |= {"dropout_p": work.dropout_p, "dropout_seed": torch.tensor([1234], device=device)}
+    return given
 
 
 @contextlib.contextmanager
 def same_bits(wanted: bool) -> Iterator[None]:
     """A context with torch's deterministic algorithms if wanted, but without their filling of
     uninitialized memory."""
+    if not wanted:
+        yield
+        return
     before = deterministic.fill_uninitialized_memory
     deterministic.fill_uninitialized_memory = False
-    torch.use_deterministic_algorithms(wanted)
+    torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
@@ -117,7 +139,7 @@ def same_bits(wanted: bool) -> Iterator[None]:
 def compile_one(work: Work) -> str | None:
     """Compile the kernels of a call into Triton's cache, without a launch; return an error message
     or None."""
-    with on_hopper():
+    with compiling():
         try:
             call_of(work, "cpu")()
         except Exception as error:
@@ -125,16 +147,101 @@ def compile_one(work: Work) -> str | None:
     return None
 
 
+def _trials() -> list[check_calls.Trial]:
+    """Return the calls of `--check` with head widths of WIDTHS, as if on a GPU."""
+    found = check_calls.trials(torch.device("cpu"))
+    return [x for x in found if x.kind.head_width in WIDTHS and not x.compiled]
+
+
+def compile_trial(n: int) -> str | None:
+    """Compile what one call of `--check` launches on Triton, the self-check before it included."""
+    trial = _trials()[n]
+    kind = trial.kind._replace(backend=triton.NAME)
+    with compiling(), mock.patch.object(self_check, "_multiprocessors", return_value=MULTIPROCESSORS):
+        try:
+            exact = [trial.case(), *(self_check.case_of(kind, fills) for fills in (False, True))]
+            for at, case in enumerate(exact):
+                call = self_check.on_device(case, kind)
+                dout, dlse = torch.empty_like(call.q), torch.empty(call.q.shape[:3])
+                dout = dout.new_empty((*call.q.shape[:3], call.v.size(3)))
+                if at == 0:
+                    check_calls._run(trial, triton.NAME, call, (dout, dlse))
+                else:
+                    self_check._run(triton, kind, call, (dout, dlse if at == 1 else None))
+        except Exception as error:
+            return f"{trial}: {type(error).__name__}: {error}"[:400]
+    return None
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """A context in which Triton compiles for sm_90 and launches nothing; with GPU_PYTHON also the
+    launchers of Triton 3.6, which are C modules of a Python, one for each signature."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(on_hopper())
+        if os.environ.get(LAUNCHERS_FOR) and hasattr(nvidia, "compile_module_from_src"):
+            stack.enter_context(mock.patch.object(nvidia, "compile_module_from_src", compile_launcher))
+        yield
+
+
+def compile_launcher(src: str, name: str, **_: Any) -> Any:
+    """Replacement of Triton's compile_module_from_src: the module is put into the cache under the
+    name that the device's Python looks for, and is not loaded."""
+    python = os.environ[LAUNCHERS_FOR]
+    suffix, include = _facts_of(python)
+    found = cache.get_cache_manager(hashlib.sha256((src + build.platform_key()).encode("utf-8")).hexdigest())
+    if found.get_file(f"{name}{suffix}") is None:
+        with tempfile.TemporaryDirectory() as folder:
+            source, result = Path(folder, f"{name}.c"), Path(folder, f"{name}.so")
+            source.write_text(src)
+            # A stand-in for the driver's library: only its name is linked.
+            stub = ["gcc", "-shared", "-x", "c", os.devnull, "-Wl,-soname,libcuda.so.1", "-o", f"{folder}/libcuda.so.1"]
+            subprocess.run(stub, check=True)
+            command = ["gcc", source, "-O2", "-s", "-shared", "-fPIC", "-Wno-psabi", "-o", result, f"-L{folder}"]
+            command += ["-Wl,--no-as-needed", "-l:libcuda.so.1", *(f"-I{x}" for x in (*nvidia.include_dirs, include))]
+            subprocess.run(command, check=True)
+            found.put(result.read_bytes(), f"{name}{suffix}", binary=True)
+    return SimpleNamespace(launch=lambda *arguments: None)
+
+
+_FACTS: dict[str, list[str]] = {}
+
+
+def _facts_of(python: str) -> list[str]:
+    """Return the suffix of extension modules and the folder of headers of another Python."""
+    if python not in _FACTS:
+        code = "import sysconfig as s; print(s.get_config_var('EXT_SUFFIX'), s.get_paths()['include'])"
+        told = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout
+        _FACTS[python] = told.split()
+    return _FACTS[python]
+
+
+def _call(job: Callable[[], str | None]) -> str | None:
+    return job()
+
+
 def fill() -> int:
-    """Compile all benchmarked calls; return 1 if one could not be compiled, else 0."""
+    """Compile all that is launched; return 1 if something could not be compiled, else 0."""
     begun, folder = time.monotonic(), Path(os.environ["TRITON_CACHE_DIR"])
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
-        failed = list(filter(None, pool.imap_unordered(compile_one, list(benchmarked()), chunksize=1)))
+        failed = list(filter(None, pool.imap_unordered(_call, list(launched()), chunksize=1)))
+    for source in folder.glob("*/*.source"):  # larger than the kernels, and not read again
+        source.unlink()
     print(*failed, f"{len(list(folder.glob('*/*.cubin')))} kernels, {time.monotonic() - begun:.0f} s", sep="\n")
     if failed:
         return 1
     (folder / NAME).write_text(cache.triton_key())
     return 0
+
+
+def fill_for_tests() -> int:
+    """Compile what the steps' tests launch on Triton, by running them where nothing is launched."""
+    from gpu_steps import TESTS
+
+    given = ["-m", "gpu", "--backends", "triton", "-n", str(os.cpu_count()), *TESTS[1:]]
+    env = os.environ | {"GPU_COMPILE_ONLY": "1", self_check.SETTING: "off"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gpu_plugin", *given]
+    return subprocess.run(command, env=env).returncode
 
 
 def adopt(folder: Path) -> str:
@@ -151,81 +258,26 @@ def adopt(folder: Path) -> str:
     return "carried kernels are used"
 
 
-def microseconds(run: Callable[[], None]) -> dict[str, float]:
-    """Return the time of each kernel in a call, in microseconds, from the profiler."""
-    from torch.autograd import DeviceType
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
-        for _ in range(PROFILED):
-            run()
-        torch.cuda.synchronize()
-    total: Counter[str] = Counter()
-    for event in found.events():
-        if event.device_type == DeviceType.CUDA:
-            total[event.name] += event.time_range.elapsed_us() / PROFILED
-    return dict(total)
+def adopt_carried() -> str:
+    """`adopt` with the folder of TRITON_CACHE_DIR."""
+    if os.environ.get("TRITON_INTERPRET", "0") == "1":
+        return "kernels are interpreted"
+    return adopt(Path(os.environ.get("TRITON_CACHE_DIR", ".")))
 
 
-def times() -> int:
-    """Print the time of each kernel, and clocks per tile: seconds x clock x number of
-    multiprocessors / tiles."""
-    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
-    for length, width, fixed in itertools.product(LENGTHS, WIDTHS, (False, True)):
-        work = Work(8, 16, length, length, width, same_bits=fixed)
-        run = call_of(work, "cuda")
-        run()  # compiles the kernels
-        us, mhz = microseconds(run), mhz_under(run)
-        for kernel in KERNELS[fixed]:
-            took = sum(t for name, t in us.items() if name.startswith(f"{kernel}_kernel"))
-            name = f"{kernel}, the same bits" if fixed and kernel == "backward_queries" else kernel
-            row = {"D": width, "L": length, "kernel": name, "us": round(took, 1), "sm_mhz": mhz}
-            row["clocks"] = round(took * mhz * multiprocessors / work.tiles, 1)
-            print(json.dumps(row), flush=True)
-    for length, width in itertools.product(LENGTHS, WIDTHS):
-        for line in others(Work(8, 16, length, length, width)):
-            print(json.dumps({"D": width, "L": length} | line), flush=True)
-    return 0
+def check(arguments: list[str]) -> int:
+    """Run `python -m txl_kernels` with the carried kernels."""
+    from txl_kernels.__main__ import main
 
-
-def others(work: Work) -> Iterator[dict[str, Any]]:
-    """Yield times of the same sizes for the CUDA C++ kernels, and for torch's SDPA without
-    positions over the same number of visible pairs: every query of the segment sees all of M + L /
-    2 keys. An implementation that does not run yields its error."""
-    ways = {"cuda": lambda: call_of(work, "cuda", "cuda")}
-    backends = {"flash SDPA": SDPBackend.FLASH_ATTENTION, "cuDNN SDPA": SDPBackend.CUDNN_ATTENTION}
-    ways |= {name: partial(sdpa, work, backend) for name, backend in backends.items()}
-    for name, make in ways.items():
-        try:
-            run = make()
-            run()
-            us = microseconds(run)
-        except Exception as error:
-            yield {"kernel": name, "why not": f"{type(error).__name__}: {error}"[:200]}
-            continue
-        for kernel, took in us.items():
-            yield {"kernel": f"{name}: {kernel[:80]}", "us": round(took, 1)}
-        yield {"kernel": f"{name}, all", "us": round(sum(us.values()), 1), "sm_mhz": mhz_under(run)}
-
-
-def sdpa(work: Work, backend: Any) -> Callable[[], None]:
-    """Return a function that runs torch's SDPA, forward and backward, for L queries and M + L / 2
-    keys without a mask."""
-    make = partial(torch.randn, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    q, *kv = (make(work.B, work.H, n, work.D) for n in (work.L, *2 * [work.M + work.L // 2]))
-    dout = torch.randn(work.B, work.H, work.L, work.D, device="cuda", dtype=torch.bfloat16)
-
-    def run() -> None:
-        with sdpa_kernel(backend):
-            out = torch.nn.functional.scaled_dot_product_attention(q, *kv)
-            torch.autograd.grad(out, [q, *kv], dout)
-
-    return run
+    print(adopt_carried(), flush=True)
+    return main(arguments)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] not in (["fill"], ["times"]):
-        sys.exit(__doc__)
-    if sys.argv[1] == "times":
-        print(adopt(Path(os.environ.get("TRITON_CACHE_DIR", "."))), file=sys.stderr)
-    sys.exit({"fill": fill, "times": times}[sys.argv[1]]())
+    match sys.argv[1:]:
+        case ["fill"]:
+            sys.exit(fill_for_tests() or fill())
+        case ["check", *rest]:
+            sys.exit(check(["--check", "cuda:0" if torch.cuda.is_available() else "cpu", *rest]))
+        case _:
+            sys.exit(__doc__)

@@ -58,7 +58,7 @@ def test_thread_sanitizer_finds_no_race(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 def test_the_same_program_runs_on_a_gpu(tmp_path: Path) -> None:
-    """Without one it builds, and says what is missing; with one, tools/gpu_check.sh runs it under
+    """Without one it builds, and says what is missing; with one it can run under
     compute-sanitizer."""
     program = tmp_path / "driver"
     sources = [HERE / "driver.cpp", CSRC / "decode" / "decode_launch.cu"]

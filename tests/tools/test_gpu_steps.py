@@ -1,16 +1,20 @@
-"""What a borrowed GPU is checked with, without one: steps that end as they should not, a CUDA
-context that is lost, and carried kernels that are found."""
+"""Steps on a rented GPU, without one: steps that end as they should not, a CUDA context that is
+lost, and carried kernels that are found."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import gpu_figures
+import gpu_steps
 import pytest
 from gpu_card import architecture, covers, misfit
 from gpu_kernels import NAME, adopt
+from gpu_steps import Step
 from triton.runtime import cache
 
 from txl_kernels.backends import cuda
@@ -57,38 +61,70 @@ def test_a_lost_context_costs_one_test(tmp_path: Path, processes: int) -> None:
     assert (" 5 passed" if processes else " 3 passed") in done.stdout.replace("\n", " "), done.stdout
 
 
-SCRIPT = """#!/bin/sh
-case "$*" in
-*api/test_values*) echo "here, the check is ${TXL_KERNELS_SELF_CHECK:-on}"; sleep 60 ;;
-*"-m txl_kernels --check"*) echo "the check is ${TXL_KERNELS_SELF_CHECK:-on}"; exit 3 ;;
-esac
+@pytest.mark.slow
+def test_a_step_that_fails_or_hangs_leaves_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever it started is ended, too."""
+    hangs = "import subprocess, time; print('here', flush=True); subprocess.run(['sleep', '77.25'])"
+    planned = [
+        Step("failed", 1, 20, [sys.executable, "-c", "raise SystemExit('why')"]),
+        Step("hung", 1, 2, [sys.executable, "-c", hangs]),
+        Step("missing", 1, 2, ["/nowhere/program"]),
+        Step("of the other call", 2, 20, ["false"]),
+        Step("last", 1, 20, ["true"]),
+    ]
+    monkeypatch.setattr(gpu_steps, "steps", lambda where: planned)
+    assert gpu_steps.main(["1", "--out", str(tmp_path), "--rehearse"]) == 1
+    told = (tmp_path / "call1.txt").read_text()
+    assert capsys.readouterr().out == told
+    failed, hung, missing, last = told.splitlines()
+    assert re.fullmatch(r"failed: exit 1, \d s: why", failed)
+    assert re.fullmatch(r"hung: at its limit, \d s: here", hung)
+    assert missing.startswith("missing: not started, ")
+    assert last.startswith("last: exit 0, ")
+    assert "=== hung\nhere\n" in (tmp_path / "call1.log").read_text()
+    assert "77.25" not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert gpu_steps.main(["last", "--out", str(tmp_path), "--rehearse", "--seconds", "1"]) == 1
+    assert (tmp_path / "call.txt").read_text() == "last: not run, the time is up\n"
+
+
+@pytest.mark.slow
+def test_figures_are_rehearsed(tmp_path: Path) -> None:
+    """Each step that needs no other library; two variants, which the emulation runs."""
+    env = os.environ | {"TRITON_INTERPRET": "1"}
+    names = ["variants", "queries", "inkling", "flex"]
+    command = [sys.executable, str(ROOT / "tools/gpu_steps.py"), *names, "--rehearse", "--out", str(tmp_path)]
+    done = subprocess.run([*command, "--seconds", "1000"], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + (tmp_path / "call.log").read_text()[-3000:]
+    found = [json.loads(line) for line in (tmp_path / "figures.jsonl").read_text().splitlines()]
+    assert not [x for x in found if "error" in x]
+    assert {x["variant"] for x in found if x.get("right")} == {"today", "A"}
+    assert {x["way"] for x in found if x["step"] == "queries"} >= {"decode", "prefill", "triton"}
+
+
+def test_a_figure_that_raises_leaves_its_error(tmp_path: Path) -> None:
+    session = gpu_figures.Session("some", tmp_path / "figures.jsonl", 0.0, rehearse=True)
+    with session.attempt(way="a"):
+        raise ValueError("why")
+    assert session.failed
+    assert session.is_over(way="b")
+    found = [json.loads(line) for line in (tmp_path / "figures.jsonl").read_text().splitlines()]
+    assert found == [
+        {"step": "some", "way": "a", "error": "ValueError: why"},
+        {"step": "some", "way": "b", "error": "not reached, the time is up"},
+    ]
+
+
+def test_metrics_of_nsight_compute() -> None:
+    """Its table has other lines around it, and a line of units below its head."""
+    told = """==PROF== Connected to process 7
+"ID","Kernel Name","smsp__inst_executed.sum","device__attribute_x"
+"","","inst",""
+"0","void forward_kernel<S>(P)","12,345","1"
+==PROF== Disconnected from process 7
 """
-
-
-@pytest.mark.slow
-def test_a_step_that_fails_or_hangs_leaves_its_reason(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text(SCRIPT)
-    python.chmod(0o755)
-    env = os.environ | {"INTERPRETER": "1", "PYTHON": str(python), "SECONDS_TOTAL": "7"}
-    command = ["bash", str(ROOT / "tools/gpu_check.sh"), "1", str(tmp_path / "out")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=50)
-    told = (tmp_path / "out/call1.txt").read_text()
-    assert done.returncode == 1
-    assert done.stdout == told
-    failed, hung, late = told.splitlines()
-    assert failed == "calls: exit status 1 after 0 s: widths 16: the check is on;"
-    assert hung.startswith("smoke: at its limit after ")
-    assert late == "Triton: not run, the time is up"
-    assert "=== smoke\nhere, the check is off\n" in (tmp_path / "out/call1.log").read_text()
-
-
-@pytest.mark.slow
-def test_rehearsal_in_the_interpreter(tmp_path: Path) -> None:
-    env = os.environ | {"INTERPRETER": "1", "PYTHON": sys.executable}
-    command = ["bash", str(ROOT / "tools/gpu_check.sh"), "1", str(tmp_path)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + (tmp_path / "call1.log").read_text()[-3000:]
+    assert gpu_figures.metrics_in(told) == [("void forward_kernel<S>(P)", {"smsp__inst_executed.sum": "12,345"})]
 
 
 def test_whose_kernels_can_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
