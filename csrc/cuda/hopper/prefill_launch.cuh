@@ -8,7 +8,10 @@
 namespace txl_cuda {
 
 template <class T>
-using Narrow = ForwardShape<T, 64, 2, 3, 4, INTERLEAVED>;
+using Narrow = std::conditional_t<THREE_GROUPS,
+                                  ForwardShape<T, 64, 3, INTERLEAVED ? 2 : 3, 5, INTERLEAVED,
+                                               INTERLEAVED ? InShared::both : InShared::position>,
+                                  ForwardShape<T, 64, 2, 3, 4, INTERLEAVED>>;
 template <class T>
 using Wide = ForwardShape<T, 128, 2, 2, 4, INTERLEAVED, INTERLEAVED ? InShared::position : InShared::none>;
 

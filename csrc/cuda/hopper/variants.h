@@ -1,4 +1,4 @@
-// Alternatives of the kernels, to be timed against them: the letters of CMakeLists.txt's TXL_HOPPER_VARIANT, each of which
+// Alternatives of the kernels, to be timed against them: letters of TXL_HOPPER_VARIANT (CMakeLists.txt), each of which
 // defines its macro.
 #pragma once
 
@@ -9,6 +9,12 @@ namespace txl_cuda {
 constexpr bool INTERLEAVED = true;
 #else
 constexpr bool INTERLEAVED = false;
+#endif
+// B: forward at width 64 has three consumer warpgroups.
+#ifdef TXL_HOPPER_B
+constexpr bool THREE_GROUPS = true;
+#else
+constexpr bool THREE_GROUPS = false;
 #endif
 
 }  // namespace txl_cuda
