@@ -15,6 +15,7 @@ struct ForwardShape {
   using T = T_;
   static constexpr int WIDTH = WIDTH_, GROUPS = GROUPS_;
   static constexpr int STAGES = STAGES_;      // of tiles of k, and of v
+  static constexpr int V_STAGES = STAGES;
   static constexpr int R_STAGES = R_STAGES_;  // a group lags GROUPS - 1 tiles of r behind the first
   static constexpr bool INTERLEAVED = INTERLEAVED_;
   static constexpr bool POSITION_IN_SHARED = IN_SHARED_ != InShared::none;

@@ -9,7 +9,7 @@ namespace txl_cuda {
 
 template <class S>
 TXL_DEVICE void clear_values(const QueryBlock<S>& block) {
-  PipelineState<S::STAGES> at;
+  PipelineState<S::V_STAGES> at;
   TXL_ROLLED
   for (int t = 0; t < block.tiles; ++t) clear_next<S>(block.v, at, block.address(S::v), block.seen_keys(t));
 }
@@ -250,7 +250,8 @@ class ForwardGroup {
 
   const QueryBlock<S>& block_;
   int group_, warp_;
-  Consumer<S::STAGES> k_, v_;
+  Consumer<S::STAGES> k_;
+  Consumer<S::V_STAGES> v_;
   Consumer<S::R_STAGES> r_;
   Skew<S::WIDTH == SIDE && S::GROUPS == 2> skew_;  // else registers are scarce
   uint32_t content_[S::WIDTH / 4], position_[S::WIDTH / 4];

@@ -16,5 +16,11 @@ constexpr bool THREE_GROUPS = true;
 #else
 constexpr bool THREE_GROUPS = false;
 #endif
+// D: at width 128 dr leaves by TMA reductions, too, and v has one stage.
+#ifdef TXL_HOPPER_D
+constexpr bool WIDE_DR_BY_TMA = true;
+#else
+constexpr bool WIDE_DR_BY_TMA = false;
+#endif
 
 }  // namespace txl_cuda
