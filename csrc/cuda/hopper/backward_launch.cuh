@@ -10,7 +10,7 @@ namespace txl_cuda {
 template <class T>
 using QueriesNarrow = QueriesShape<T, 64, 2, 3, 5, false>;
 template <class T>
-using QueriesWide = QueriesShape<T, 128, 1, 2, 4, true>;
+using QueriesWide = QueriesShape<T, 128, 1, 2, 4, true, WIDE_DR_BY_TMA ? 1 : 2, WIDE_DR_BY_TMA>;
 template <class T>
 using KeysNarrow = KeysShape<T, 64, 2, 3, 4, false>;
 template <class T>
@@ -71,7 +71,7 @@ BackwardProblem describe_backward(const Problem& p, const Gradients& gradients) 
   x.dout_rows = map_rows(p, x.dout, p.B, p.L);
   x.content_rows = map_rows(p, {x.content, batch_row, head, row}, p.B, x.rows);
   x.position_rows = map_rows(p, {x.position, batch_row, head, row}, p.B, x.rows);
-  x.dr_rows = map_sums(p, x.dr, x.slots ? x.slots * Q::GROUPS : 1, DR_MARGIN + p.T);
+  x.dr_rows = map_sums(p, x.dr, x.slots ? x.slots * Q::GROUPS : 1, DR_MARGIN + p.T, Q::DR_ROWS);
   return x;
 }
 

@@ -33,7 +33,7 @@ struct BackwardProblem : PrefillProblem {
   int64_t workspace_bytes = 0;                   // from content on
   int64_t rows = 0;                              // L, padded
   RowsMap dout_rows, content_rows, position_rows;
-  TensorMap dr_rows;  // dr, in boxes of 64 rows and 32 columns
+  TensorMap dr_rows;  // dr, in boxes of 64 rows (QueriesShape::DR_ROWS) and 32 columns
 };
 
 }  // namespace txl_cuda

@@ -9,7 +9,7 @@ namespace txl_cuda {
 
 template <class S>
 TXL_DEVICE void clear_values(const QueryBlock<S>& block) {
-  PipelineState<S::STAGES> at;
+  PipelineState<S::V_STAGES> at;
   TXL_ROLLED
   for (int t = 0; t < block.tiles; ++t) clear_next<S>(block.v, at, block.address(S::v), block.seen_keys(t));
 }
@@ -55,7 +55,11 @@ class ForwardGroup {
     for (; t < own.from; ++t) k_.skip(), r_.skip(), v_.skip();
     if (own.from < own.to) {
       load_own();
-      walk(own, softmax, values);
+      if constexpr (S::INTERLEAVED) {
+        walk_interleaved(own, softmax, values);
+      } else {
+        walk(own, softmax, values);
+      }
       t = own.to;
     }
     // The rest of r's tiles, up to number `tiles`: those before were skipped or used up to t - group.
@@ -70,13 +74,26 @@ class ForwardGroup {
     const PrefillProblem& p = block_.p;
     const int first = block_.first + group_ * SIDE;
     load_queries<T, S::WIDTH>(p, block_.b, block_.h, first, position_, content_);
+    if constexpr (S::POSITION_IN_SHARED) {
+      store_factor<S::WIDTH>(position_, own_tile(S::position));
+      if constexpr (S::CONTENT_IN_SHARED) store_factor<S::WIDTH>(content_, own_tile(S::content));
+      fence_view_async_shared();
+      sync_warpgroup(group_);
+    }
   }
+  TXL_DEVICE uint32_t own_tile(int at) const { return block_.address(at + group_ * S::BYTES); }
 
   TXL_DEVICE void issue_positions(float (&block)[32]) {
-    multiply<T, Rows::own, false>(block, position_, block_.address(S::r + r_.consumer_wait() * S::BYTES));
+    const uint32_t r = block_.address(S::r + r_.consumer_wait() * S::BYTES);
+    if constexpr (S::POSITION_IN_SHARED)
+      return multiply<T, S::WIDTH, Rows::own, Rows::own, false>(block, own_tile(S::position), r);
+    multiply<T, Rows::own, false>(block, position_, r);
   }
   TXL_DEVICE void issue_content(float (&scores)[32]) {
-    multiply<T, Rows::own, true>(scores, content_, block_.address(S::k + k_.consumer_wait() * S::BYTES));
+    const uint32_t k = block_.address(S::k + k_.consumer_wait() * S::BYTES);
+    if constexpr (S::CONTENT_IN_SHARED)
+      return multiply<T, S::WIDTH, Rows::own, Rows::own, true>(scores, own_tile(S::content), k);
+    multiply<T, Rows::own, true>(scores, content_, k);
   }
   // Tile t's new block goes to the ring, its scores come from there.
   TXL_DEVICE void skew(const float (&block)[32], float (&scores)[32], int t) {
@@ -85,11 +102,8 @@ class ForwardGroup {
     skew_.get(scores, t);  // releasing a stage orders this before what the next tile puts there
   }
 
-  // For each tile of keys, queries scaled to base 2:
-  //   S = skew((q + w) r^T) + (q + u) k^T,  P = 2^(S - top),  values = rescale values + P v
-  TXL_DEVICE void walk(const Tiles& own, Softmax& softmax, float (&values)[S::WIDTH / 2]) {
-    float block[32], scores[32], rescale[2];
-    uint32_t weights[16];
+  // The first tile's scores are issued, and the block of the tile after.
+  TXL_DEVICE void begin(const Tiles& own, float (&block)[32], float (&scores)[32]) {
     skew_.begin(own.from - 1);
     // Both blocks of the first tile.
     issue_positions(block);
@@ -105,6 +119,14 @@ class ForwardGroup {
 
     issue_content(scores);
     issue_positions(block);  // of the tile after
+  }
+
+  // For each tile of keys, queries scaled to base 2:
+  //   S = skew((q + w) r^T) + (q + u) k^T,  P = 2^(S - top),  values = rescale values + P v
+  TXL_DEVICE void walk(const Tiles& own, Softmax& softmax, float (&values)[S::WIDTH / 2]) {
+    float block[32], scores[32], rescale[2];
+    uint32_t weights[16];
+    begin(own, block, scores);
     warpgroup_wait<1>();
     fence_operand(scores);
     k_.consumer_release();
@@ -127,10 +149,7 @@ class ForwardGroup {
       k_.consumer_release();
       softmax.weigh(scores, t, block_.first_key(0), rescale);
       pack_weights<T>(scores, weights);
-      if (!all_of_warp(rescale[0] == 1 && rescale[1] == 1)) {  // mostly the largest score stays what it was
-        TXL_UNROLL
-        for (int n = 0; n < S::WIDTH / 2; ++n) values[n] *= rescale[n / 2 % 2];
-      }
+      rescale_values(values, rescale);
       warpgroup_wait<0>();
       fence_operand(block);
       r_.consumer_release();
@@ -139,6 +158,57 @@ class ForwardGroup {
     warpgroup_wait<0>();  // plant: values-wait
     fence_operand(values);
     v_.consumer_release();
+  }
+
+  // The same sums. At tile t its scores and the block of tile t + 1 are there, and the values of tile t - 1 are under
+  // way: the block goes to the ring among tile t's exponentials.
+  TXL_DEVICE void walk_interleaved(const Tiles& own, Softmax& softmax, float (&values)[S::WIDTH / 2]) {
+    float block[32], scores[32], next[32], rescale[2];
+    uint32_t weights[16];
+    begin(own, block, scores);
+    warpgroup_wait<0>();
+    fence_operand(scores);
+    fence_operand(block);
+    k_.consumer_release();
+    r_.consumer_release();
+
+    TXL_ROLLED
+    for (int t = own.from; t + 1 < own.to; ++t) {
+      softmax.weigh(scores, t, block_.first_key(0), rescale, [&] { skew_.put(block, t + 1); });
+      sync_warp();
+      skew_.get(next, t + 1);  // releasing a stage orders this before what the next tile puts there
+      warpgroup_wait<0>();
+      fence_operand(values);
+      if (t > own.from) v_.consumer_release();
+      pack_weights<T>(scores, weights);
+      rescale_values(values, rescale);
+      issue_content(next);
+      issue_positions(block);  // of tile t + 2
+      issue_values(values, weights);
+      warpgroup_wait<1>();
+      fence_operand(next);
+      fence_operand(block);
+      k_.consumer_release();
+      r_.consumer_release();
+      TXL_UNROLL
+      for (int n = 0; n < 32; ++n) scores[n] = next[n];
+    }
+    softmax.weigh(scores, own.to - 1, block_.first_key(0), rescale);
+    warpgroup_wait<0>();
+    fence_operand(values);
+    if (own.to - 1 > own.from) v_.consumer_release();
+    pack_weights<T>(scores, weights);
+    rescale_values(values, rescale);
+    issue_values(values, weights);
+    warpgroup_wait<0>();
+    fence_operand(values);
+    v_.consumer_release();
+  }
+
+  static TXL_DEVICE void rescale_values(float (&values)[S::WIDTH / 2], const float (&rescale)[2]) {
+    if (all_of_warp(rescale[0] == 1 && rescale[1] == 1)) return;  // mostly the largest score stays what it was
+    TXL_UNROLL
+    for (int n = 0; n < S::WIDTH / 2; ++n) values[n] *= rescale[n / 2 % 2];
   }
   TXL_DEVICE void issue_values(float (&values)[S::WIDTH / 2], const uint32_t (&weights)[16]) {
     multiply<T, Rows::depth, true>(values, weights, block_.address(S::v + v_.consumer_wait() * S::BYTES));
@@ -180,9 +250,10 @@ class ForwardGroup {
 
   const QueryBlock<S>& block_;
   int group_, warp_;
-  Consumer<S::STAGES> k_, v_;
+  Consumer<S::STAGES> k_;
+  Consumer<S::V_STAGES> v_;
   Consumer<S::R_STAGES> r_;
-  Skew<S::WIDTH == SIDE> skew_;  // registers are scarce at width 128
+  Skew<S::WIDTH == SIDE && S::GROUPS == 2> skew_;  // else registers are scarce
   uint32_t content_[S::WIDTH / 4], position_[S::WIDTH / 4];
 };
 
@@ -192,12 +263,12 @@ void forward_kernel(const TXL_CONSTANT PrefillProblem p) {
   TXL_SHARED_TILES(tiles);
   const QueryBlock<S> block(p, tiles, block_z(), block_x());
   if (thread() >= S::GROUPS * GROUP) {
-    warpgroup_reg_dealloc<24>();
+    warpgroup_reg_dealloc<S::PRODUCER_REGISTERS>();
     const int warp = of_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;
     if (warp == 0 && thread() % WARP == 0 && block.tiles) load_tiles(block);
     if (warp == 1) clear_values(block);
   } else {
-    warpgroup_reg_alloc<240>();
+    warpgroup_reg_alloc<S::CONSUMER_REGISTERS>();
     ForwardGroup<S>(block).run();
   }
 }

@@ -126,6 +126,10 @@ TXL_DEVICE float get_shared(uint32_t at) {
 
 // Two neighbouring words, at a multiple of 8 bytes.
 template <int MORE = 0>
+TXL_DEVICE void put_shared_pair(uint32_t at, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0+%3], {%1, %2};" ::"r"(at), "f"(x), "f"(y), "n"(MORE) : "memory");
+}
+template <int MORE = 0>
 TXL_DEVICE void get_shared_pair(uint32_t at, float& x, float& y) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2+%3];" : "=f"(x), "=f"(y) : "r"(at), "n"(MORE) : "memory");
 }

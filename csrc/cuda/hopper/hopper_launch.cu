@@ -9,7 +9,6 @@ namespace txl_cuda {
 
 namespace {
 
-constexpr int64_t QUERIES = 128;  // of a block
 constexpr int64_t MIN_TILES = 4, MAX_PARTS = 64;
 constexpr double ENOUGH = 0.8, NEARLY = 0.85;  // of the multiprocessors; of the best
 
@@ -41,8 +40,9 @@ int64_t tiles_of_block(const Problem& p, int64_t queries) {
 int64_t split_prefill(Problem& p, int multiprocessors) {
   if (p.L < 1 || p.D < 8 || p.D > 128 || p.D % 8 || p.B < 1 || p.H < 1 || p.type == Type::f32)
     throw std::invalid_argument("sizes that the Hopper kernels do not take");
-  const int64_t blocks = up(p.L, QUERIES) * p.B * p.H;
-  p.parts = p.L > MAX_GRID ? 1 : parts_by_rounds(blocks, tiles_of_block(p, QUERIES), multiprocessors);
+  const int64_t queries = p.D <= 64 ? Narrow<Bf16>::QUERIES : Wide<Bf16>::QUERIES;
+  const int64_t blocks = up(p.L, queries) * p.B * p.H;
+  p.parts = p.L > MAX_GRID ? 1 : parts_by_rounds(blocks, tiles_of_block(p, queries), multiprocessors);
   if (p.B > MAX_GRID || p.H > MAX_GRID) throw std::invalid_argument("more batch rows or heads than a grid can have");
   return p.parts > 1 ? p.B * p.H * p.L * p.parts * (p.D + 2) : 0;
 }

@@ -17,7 +17,8 @@ struct QueryBlock {
   Keys keys;
   int b, h = block_y(), part, first;  // first query
   int tile, tiles;                    // the part's first tile, and how many
-  PipelineBarriers<S::STAGES> k, v;
+  PipelineBarriers<S::STAGES> k;
+  PipelineBarriers<S::V_STAGES> v;
   PipelineBarriers<S::R_STAGES> r;
   int* seen;
 
@@ -80,14 +81,14 @@ struct QueryBlock {
 template <class S>
 TXL_DEVICE void load_tiles(const QueryBlock<S>& block) {
   const PrefillProblem& p = block.p;
-  Producer<S::STAGES> k(block.k.empty()), v(block.v.empty());
+  Producer<S::STAGES> k(block.k.empty());
+  Producer<S::V_STAGES> v(block.v.empty());
   Producer<S::R_STAGES> r(block.r.empty());
   const auto load_r = [&](int j) {
     const int n = r.producer_acquire(), row = static_cast<int>(p.zero_row) + block.distance(j);
     load_tile<S>(block.shared, S::r + n * S::BYTES, block.r.full(n), p.r_rows, row, block.h, 0);
   };
-  const auto load = [&](Producer<S::STAGES>& to, int at, const PipelineBarriers<S::STAGES>& stages,
-                        const RowsMap& memory, const RowsMap& segment, int t) {
+  const auto load = [&](auto& to, int at, const auto& stages, const RowsMap& memory, const RowsMap& segment, int t) {
     const int n = to.producer_acquire(), row = block.first_key(t);
     const bool is_memory = block.tile + t < block.keys.memory_tiles;
     load_tile<S>(block.shared, at + n * S::BYTES, stages.full(n), is_memory ? memory : segment,

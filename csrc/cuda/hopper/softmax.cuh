@@ -34,7 +34,9 @@ class Softmax {
 
   // Products of tile `tile` become weights relative to the largest so far. rescale: what the values
   // added up before are to be multiplied by. first_key: index of tile 0's first key.
-  TXL_DEVICE void weigh(float (&s)[32], int tile, int first_key, float (&rescale)[2]) {
+  // between(): among the exponentials.
+  template <class Between>
+  TXL_DEVICE void weigh(float (&s)[32], int tile, int first_key, float (&rescale)[2], const Between& between) {
     mask(s, tile);
     // Two chains for each of the two queries, side by side: an instruction waits for the one before it in its chain,
     // and there are few warps to fill the waits.
@@ -57,6 +59,7 @@ class Softmax {
       rescale[h] = power_of_2(top_[h] - base[h]);
       top_[h] = all;
     }
+    between();
     TXL_UNROLL
     for (int n = 0; n < 32; n += 2) {
       const int h = n / 2 % 2;
@@ -69,6 +72,10 @@ class Softmax {
     const uint32_t keep_mask = draw_keep_mask(p_, bh_, query_, first_key + tile * SIDE);
     TXL_UNROLL
     for (int n = 0; n < 32; ++n) s[n] = keep_mask >> n & 1 ? s[n] * p_.keep_scale : 0.f;
+  }
+
+  TXL_DEVICE void weigh(float (&s)[32], int tile, int first_key, float (&rescale)[2]) {
+    weigh(s, tile, first_key, rescale, [] {});
   }
 
   // Once all tiles were weighed: a query's sum of weights, over its four lanes.

@@ -8,8 +8,9 @@
 
 namespace txl_cuda {
 
-// A tensor [n, h, rows, columns] in boxes of 64 rows of 128 bytes.
-inline void encode(TensorMap& map, Type type, const void* data, const int64_t (&sizes)[4], const int64_t (&steps)[4]) {
+// A tensor [n, h, rows, columns] in boxes of so many rows of 128 bytes.
+inline void encode(TensorMap& map, Type type, const void* data, const int64_t (&sizes)[4], const int64_t (&steps)[4],
+                   int rows = SIDE) {
   const int item = type == Type::f32 ? 4 : 2, columns = ROW / item;
 #ifdef __CUDACC__
   static const auto encode_tiled = [] {
@@ -24,7 +25,7 @@ inline void encode(TensorMap& map, Type type, const void* data, const int64_t (&
   cuuint64_t dims[4], strides[3];
   for (int n = 0; n < 4; ++n) dims[n] = static_cast<cuuint64_t>(sizes[n]);
   for (int n = 0; n < 3; ++n) strides[n] = static_cast<cuuint64_t>(steps[n + 1]);
-  const cuuint32_t box[4] = {static_cast<cuuint32_t>(columns), SIDE, 1, 1}, every[4] = {1, 1, 1, 1};
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(columns), static_cast<cuuint32_t>(rows), 1, 1}, every[4] = {1, 1, 1, 1};
   const auto element = type == Type::f32    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                        : type == Type::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                             : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
@@ -37,7 +38,7 @@ inline void encode(TensorMap& map, Type type, const void* data, const int64_t (&
   map = TensorMap();
   map.data = data, map.item = item;
   for (int n = 0; n < 4; ++n) map.sizes[n] = sizes[n], map.steps[n] = steps[n], map.box[n] = 1;
-  map.box[0] = columns, map.box[1] = SIDE;
+  map.box[0] = columns, map.box[1] = rows;
 #endif
 }
 
@@ -68,12 +69,12 @@ inline RowsMap map_rows(const Problem& p, const View& view, int64_t B, int64_t r
   return map;
 }
 
-// Float32 sums [tables, H, rows, D], contiguous. Without data: a map that is not used.
-inline TensorMap map_sums(const Problem& p, const float* data, int64_t tables, int64_t rows) {
+// Float32 sums [tables, H, rows, D], contiguous, in boxes of `box` rows. Without data: a map that is not used.
+inline TensorMap map_sums(const Problem& p, const float* data, int64_t tables, int64_t rows, int box) {
   TensorMap map{};
   if (!data) return map;
   const int64_t sizes[4] = {p.D, rows, p.H, tables}, row = 4 * p.D;
-  encode(map, Type::f32, data, sizes, {4, row, row * rows, row * rows * p.H});
+  encode(map, Type::f32, data, sizes, {4, row, row * rows, row * rows * p.H}, box);
   return map;
 }
 

@@ -234,6 +234,10 @@ float get_shared(uint32_t at) {
   return x;
 }
 template <int MORE = 0>
+void put_shared_pair(uint32_t at, float x, float y) {
+  put_shared<MORE>(at, x), put_shared<MORE + 4>(at, y);
+}
+template <int MORE = 0>
 void get_shared_pair(uint32_t at, float& x, float& y) {
   x = get_shared<MORE>(at), y = get_shared<MORE + 4>(at);
 }
