@@ -8,7 +8,7 @@ from harness.case import Case, Shape
 from harness.comparison import Comparison, Implementation, comparisons
 from harness.machine import Machine
 from implementations.models import ENWIK8_BASE
-from implementations.training import ORIGINAL, OURS, TRAINED, entry, without_attention
+from implementations.training import IN_GRAPHS, ORIGINAL, OURS, TRAINED, entry, without_attention
 
 
 @comparisons("cpu", "cuda")
@@ -24,6 +24,11 @@ def test_training_step(machine: Machine, full: bool) -> list[Comparison]:
             for algorithm, (name, role, _) in TRAINED.items()
             if full or algorithm in (OURS, ORIGINAL)
         ]
+        if machine.kind == "cuda":
+            runs += [
+                Implementation(TRAINED[x].name + IN_GRAPHS, functools.partial(entry, x, *options, True), TRAINED[x].role)
+                for x in (OURS, ORIGINAL)
+            ]
         rest = functools.partial(without_attention, *options)
         runs.append(Implementation("bound: all but the attention", rest, "part"))
         shape = Shape(batch, config.n_head, length, length, config.d_head)

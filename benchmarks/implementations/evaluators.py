@@ -14,7 +14,7 @@ from implementations.attention import compiler
 from implementations.hugging_face import hugging_face, hugging_face_logits
 from implementations.models import MAX_ERROR, SMALL, Named, small
 from implementations.original import OriginalTransformerXL, original_absolute_qkbh
-from txl import Engine, ModelConfig, TransformerXL
+from txl import Engine, ModelConfig, TransformerXL, graphs
 
 
 class Evaluator(Protocol):
@@ -40,6 +40,13 @@ class CachedEvaluator(Engine):
 
     def remember(self, states: Tensor) -> None:
         self.fill([states] * len(self.caches))
+
+
+class EagerEvaluator(CachedEvaluator):
+    """The same without CUDA graphs."""
+
+    def __init__(self, model: TransformerXL, batch: int, attn_len: int, max_segment: int) -> None:
+        super().__init__(model, batch, attn_len, max_segment, graph=False)
 
 
 class OriginalEvaluator:
@@ -79,9 +86,10 @@ class HuggingFaceEvaluator:
         self.memory = [states.transpose(0, 1).contiguous()] * len(self.memory)
 
 
-OURS, ORIGINAL, HUGGING_FACE = "rel_attention", "original", "hugging-face"
+OURS, OURS_EAGER, ORIGINAL, HUGGING_FACE = "rel_attention", "rel_attention-eager", "original", "hugging-face"
 EVALUATORS = {
     OURS: Named("ours, cached keys and values", "ours", CachedEvaluator),
+    OURS_EAGER: Named("ours, cached keys and values, without CUDA graphs", "part", EagerEvaluator),
     ORIGINAL: Named("Transformer-XL, original algorithm", "other", OriginalEvaluator),
     HUGGING_FACE: Named("Transformer-XL, Hugging Face", "other", HuggingFaceEvaluator),
 }
@@ -112,7 +120,7 @@ def vanilla_operations(config: ModelConfig, algorithm: str, attn_len: int) -> fl
     attention = 2.0 * attn_len * attn_len * width  # operations of a layer: 2 products over the causal pairs
     softmax = 2.0 * config.d_model * config.vocab_size
     layer = (_outside(config) - softmax) / config.n_layer
-    if not algorithm.endswith("-last"):
+    if "-last" not in algorithm:
         return config.n_layer * (attn_len * layer + attention) + softmax
     # keys and values of all positions
     last = layer + 4.0 * (attn_len - 1) * config.d_model * width + 4.0 * attn_len * width
@@ -132,6 +140,9 @@ VANILLA = {
     "vanilla-flash": "vanilla, flash SDPA",
     "vanilla-flash-last": "vanilla, flash SDPA, last layer for one token",
     "vanilla-last": "vanilla, compiled, last layer for one token",
+    "vanilla-eager-graph": "vanilla, as published, in a CUDA graph",
+    "vanilla-flash-graph": "vanilla, flash SDPA, in a CUDA graph",
+    "vanilla-flash-last-graph": "vanilla, flash SDPA, last layer for one token, in a CUDA graph",
 }
 
 
@@ -141,8 +152,9 @@ def vanilla(model: TransformerXL, algorithm: str) -> Callable[[Tensor], Tensor]:
 
     algorithm: "vanilla-eager": full scores in the original's layout; "vanilla-flash": torch's fused
     attention; "..-last": the last layer computes only the last token; "vanilla-last": each layer is
-    under torch.compile, which multiplies by MKL.
+    under torch.compile, which multiplies by MKL; "..-graph": replayed as a CUDA graph.
     """
+    algorithm, in_graph = algorithm.removesuffix("-graph"), algorithm.endswith("-graph")
     torch.manual_seed(1)
     # Weights that every dtype represents exactly, so that models of two dtypes are equal.
     config = dataclasses.replace(
@@ -163,7 +175,16 @@ def vanilla(model: TransformerXL, algorithm: str) -> Callable[[Tensor], Tensor]:
     def predict(window: Tensor) -> Tensor:
         return it.logits(it.read(window, mem_len=0, last=last).hidden[:, -1])
 
-    return predict
+    captured: list[graphs.Captured[Tensor]] = []
+
+    @torch.inference_mode()
+    def replay(window: Tensor) -> Tensor:
+        if not captured:
+            predict(window)
+            captured.append(graphs.Captured(predict, [window.clone()]))
+        return captured[0](window)
+
+    return replay if in_graph else predict
 
 
 def _eager_attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

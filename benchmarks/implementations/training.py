@@ -2,6 +2,7 @@
 memory."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from implementations.hugging_face import hugging_face as hugging_face_model
 from implementations.hugging_face import hugging_face_logits, their_names
 from implementations.models import Named, text
 from implementations.original import OriginalTransformerXL
-from txl import ModelConfig, TransformerXL
+from txl import ModelConfig, TransformerXL, graphs
 
 # A module to train, and the function that returns its logits [B, L, vocab_size] for tokens [B, L]
 # after a full memory.
@@ -48,6 +49,7 @@ def hugging_face(model: TransformerXL, batch: int) -> Trained:
 
 
 OURS, ORIGINAL, HUGGING_FACE = "rel_attention", "original", "hugging-face"
+IN_GRAPHS = ", in CUDA graphs"  # ends the name of an implementation
 TRAINED = {
     OURS: Named("ours", "ours", ours),
     ORIGINAL: Named("the paper's PyTorch code", "other", original),
@@ -83,39 +85,67 @@ def _loss(logits: Tensor, tokens: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
 
-def step(make: MakeTrained, config: ModelConfig, batch: int, length: int, device: torch.device) -> Callable[[], None]:
+def step(
+    make: MakeTrained, config: ModelConfig, batch: int, length: int, device: torch.device, in_graphs: bool = False
+) -> Callable[[], None]:
     """Return a function that makes one update, with float32 parameters, on a GPU under autocast to
-    bfloat16 as in `txl train`."""
+    bfloat16 as in `txl train`.
+
+    in_graphs: whether forward, backward and clipping run as one CUDA graph, and a fused Adam as
+    another after the host has read the loss.
+    """
     torch.manual_seed(0)
     model = TransformerXL(config).to(device).train()
     trained, forward = make(model, batch)
-    optimizer = torch.optim.Adam(trained.parameters(), lr=1e-4)
+    options = {"fused": True, "capturable": True} if in_graphs else {}
+    optimizer = torch.optim.Adam(trained.parameters(), lr=1e-4, **options)
     tokens = text(batch, length + 1, device)
 
-    def run() -> None:
+    def gradients(tokens: Tensor) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = _loss(forward(tokens[:, :-1]), tokens[:, 1:])
-        optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(trained.parameters(), 0.25)
+        return loss.detach()
+
+    def run() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        gradients(tokens)
         optimizer.step()
 
-    return run
+    if not in_graphs:
+        return run
+    for _ in range(3):
+        run()
+    optimizer.zero_grad(set_to_none=True)
+    captured = graphs.Captured(gradients, [tokens])
+    _, update = graphs.capture(optimizer.step, (), device)
+
+    def replay() -> None:
+        if math.isfinite(float(captured(tokens))):
+            update()
+
+    return replay
 
 
-def entry(algorithm: str, config: ModelConfig, batch: int, length: int, device: torch.device) -> Entry:
+def entry(
+    algorithm: str, config: ModelConfig, batch: int, length: int, device: torch.device, in_graphs: bool = False
+) -> Entry:
     make = TRAINED[algorithm].make
-    return Entry(step(make, config, batch, length, device), functools.partial(check, make, device), per=batch * length)
+    run = step(make, config, batch, length, device, in_graphs)
+    return Entry(run, functools.partial(check, make, device), per=batch * length)
 
 
 def without_attention(config: ModelConfig, batch: int, length: int, device: torch.device) -> Entry:
     """Make an entry of a txl step without attention, which returns its queries and gives zero
-    gradients to its other inputs; it measures the rest of the step."""
+    gradients to its other inputs; it measures the rest of the step, on a GPU in CUDA graphs, so that
+    it is not the host's time."""
 
     def nothing(q: Tensor, k: Tensor, v: Tensor, r: Tensor, u: Tensor, w: Tensor, memory: Any, **_: Any) -> Tensor:
         return q + 0 * (sum(x.sum() for x in (k, v, r, u, w, *memory)))  # all inputs get gradients
 
-    whole = step(ours, config, batch, length, device)
+    with attention_of_the_layer(nothing):
+        whole = step(ours, config, batch, length, device, device.type == "cuda")
 
     def run() -> None:
         with attention_of_the_layer(nothing):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from txl import Engine, ModelConfig, TransformerXL
+from txl import Engine, ModelConfig, TransformerXL, graphs
 from txl.evaluation.generate import Sampling, generate
 
 pytestmark = pytest.mark.gpu
@@ -48,3 +48,28 @@ def test_likeliest_tokens_are_the_same() -> None:
         texts.append(torch.cat(list(drawn)).cpu())
     same = (texts[0] == texts[1]).long().cumprod(0).sum()
     assert same > 50  # two that are nearly as likely may part the rest
+
+
+def test_graphs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the same steps on the same caches, issued by Python; before and after a reset."""
+    network = models(initial_memory="zeros")[1].bfloat16()
+    tokens = torch.randint(500, (40, 2, 32), device="cuda")
+    found = []
+    for warm_up in (10**9, 2):
+        monkeypatch.setattr(graphs, "WARM_UP", warm_up)
+        engine = Engine(network, 2, 100, 32, graph=True)
+        losses = [engine.nll(part, part) for part in tokens]
+        engine.reset()
+        losses += [engine.nll(part[:, :1], part[:, :1]) for part in tokens]
+        assert (len(engine._graphs._graphs) > 3) == (warm_up == 2)
+        found.append(torch.cat(losses, 1))
+    assert torch.equal(*found)
+
+
+def test_a_growing_cache_is_refused_while_a_graph_is_captured() -> None:
+    engine = Engine(models()[1], 1, 100, 32, graph=False)
+    tokens = torch.zeros(1, 32, dtype=torch.long, device="cuda")
+    engine(tokens)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="cache must not be a KeyValueCache"):
+        graphs.Captured(engine, [tokens])
+    torch.cuda.synchronize()
