@@ -36,9 +36,8 @@ TESTS = (  # beside the CUDA C++ kernels', what has not run on a GPU yet
     "tests/txl_kernels/triton/test_device.py::test_inklings_terms",
     "tests/txl_kernels/triton/test_triton.py::test_what_no_query_sees_may_hold_anything_that_descriptors_load",
     "tests/txl_kernels/api/test_values.py::test_what_no_query_sees_may_hold_anything",
-    "tests/txl/evaluation",
-    "tests/txl/training",
 )
+MODELS = ("tests/txl/evaluation/test_engine_device.py", "tests/txl/training/test_training_device.py")
 TINY_TESTS = ("tests/txl_kernels/api/test_values.py::test_what_no_query_sees_may_hold_anything", "-k", "window")
 BENCHMARKS = ("benchmarks/groups/test_evaluation.py", "benchmarks/groups/test_training.py")
 
@@ -80,7 +79,6 @@ def steps(where: Where) -> list[Step]:
     workers = 1 if where.rehearse else 12 if cores > 14 else max(cores - 2, 2)
     many = [*pytest, "--timeout", "60", "--timeout-method", "thread", "--max-worker-restart", "1000", f"-n{workers}"]
     many += ["--backends", "triton", "-m", "triton" if where.rehearse else "gpu"]
-    many += TINY_TESTS if where.rehearse else [x for x in TESTS if (ROOT / x.partition("::")[0]).exists()]
     timed = [*pytest, "--benchmark-only", "--record", str(where.folder / "gpu.json")]
     timed += (f"--device {'interpreter --deadline 1' if where.rehearse else 'cuda --deadline 160'}").split()
     widths = "16" if where.rehearse else "64,128"
@@ -96,10 +94,11 @@ def steps(where: Where) -> list[Step]:
         Step("card", 1, 10, ["nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm", "--format=csv"]),
         Step("module", 1, 20, [*python, "tools/gpu_card.py", "built", "0"]),
         Step("check", 1, 45, [*python, "tools/gpu_kernels.py", "check", "--widths", widths]),
-        Step("tests", 1, 100, [*many]),
+        Step("tests", 1, 100, [*many, *(TINY_TESTS if where.rehearse else TESTS)]),
         figures("variants", 1, 110),
         figures("queries", 1, 40),
         figures("ncu", 1, 45),
+        Step("models", 2, 80, [*many, *(TINY_TESTS if where.rehearse else MODELS)]),
         Step("benchmarks", 2, 200, [*timed, *BENCHMARKS]),
         figures("inkling", 2, 40),
         figures("conformer", 2, 60),
