@@ -77,7 +77,7 @@ def steps(where: Where) -> list[Step]:
     pytest = [*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gpu_plugin"]
     cores = os.cpu_count() or 1
     workers = 1 if where.rehearse else 12 if cores > 14 else max(cores - 2, 2)
-    many = [*pytest, "--timeout", "60", "--timeout-method", "thread", "--max-worker-restart", "1000", f"-n{workers}"]
+    many = [*pytest, "--timeout", "75", "--timeout-method", "thread", "--max-worker-restart", "1000", f"-n{workers}"]
     many += ["--backends", "triton", "-m", "triton" if where.rehearse else "gpu"]
     timed = [*pytest, "--benchmark-only", "--record", str(where.folder / "gpu.json")]
     timed += (f"--device {'interpreter --deadline 1' if where.rehearse else 'cuda --deadline 160'}").split()
@@ -116,6 +116,7 @@ def environment(where: Where) -> dict[str, str]:
         "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "2",  # several processes share the cores
         "TXL_KERNELS_SELF_CHECK": "off",  # the steps compare by themselves
         # Part of a kernel's name where they are set: as when the carried kernels were compiled.
         "TRITON_DEFAULT_FP_FUSION": "1",
