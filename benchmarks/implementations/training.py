@@ -121,11 +121,12 @@ def step(
     captured = graphs.Captured(gradients, [tokens])
     _, update = graphs.capture(optimizer.step, (), device)
 
-    def replay() -> None:
+    def replay(*kept: Any) -> None:
         if math.isfinite(float(captured(tokens))):
             update()
 
-    return replay
+    # Graphs hold addresses alone: parameters, memory and the optimizer's state must stay.
+    return functools.partial(replay, trained, forward, optimizer)
 
 
 def entry(
