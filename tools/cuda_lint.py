@@ -54,7 +54,9 @@ def readable(mangled: str) -> str:
 def groups_of(name: str) -> int:
     """Return the number of consumer warpgroups of a block, besides the producer; see
     csrc/cuda/hopper."""
-    return 1 if "backward" in name and "width 128" in name else 2
+    if "backward" in name:
+        return 1 if "width 128" in name else 2
+    return 3 if "width 64" in name else 2
 
 
 def _by_kernel(text: str) -> dict[str, str]:

@@ -3,7 +3,6 @@ takes for its own, or as a small program."""
 
 import functools
 import importlib.util
-import os
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -26,9 +25,6 @@ SOURCES = (
     "hopper/hopper_launch.cu", "hopper/forward_bf16.cu", "hopper/forward_f16.cu",
     "hopper/backward_bf16.cu", "hopper/backward_f16.cu",
 )  # fmt: skip
-# Alternatives of the Hopper kernels, letters as in CMakeLists.txt: with which the tests build.
-VARIANT = os.environ.get("TXL_HOPPER_VARIANT", "")
-VARIANT_FLAGS = tuple(f"-DTXL_HOPPER_{letter}" for letter in VARIANT)
 
 
 @functools.cache
@@ -37,9 +33,9 @@ def build(launches: Path | None = None) -> Any:
 
     launches: a folder with another simt_emulation.h, and the sources that it needs.
     """
-    name = ("emulated" if launches is None else f"emulated_{launches.name}") + VARIANT
+    name = "emulated" if launches is None else f"emulated_{launches.name}"
     sources = [CSRC.parent, *sorted(HERE.rglob("*.h")), *sorted(HERE.rglob("*.cpp"))]
-    settings = [FLAGS, *VARIANT_FLAGS, sysconfig.get_path("include"), pybind11.__version__]
+    settings = [FLAGS, sysconfig.get_path("include"), pybind11.__version__]
     folder = once(name, sources, settings, "g++", lambda to: _compile(to, name, launches))
     spec = importlib.util.spec_from_file_location(f"_cuda_{name}", folder / "module.so")
     assert spec is not None
@@ -65,7 +61,7 @@ def _compile(folder: Path, name: str, launches: Path | None) -> None:
         sysconfig.get_path("include"),
     ]
     flags = ["-O1", "-fPIC", f"-fvisibility={'default' if launches else 'hidden'}", f"-DTXL_MODULE=_cuda_{name}"]
-    flags += [f'-DTXL_SOURCE_HASH="{source_hash(CSRC.parent, "_cuda")}"', *VARIANT_FLAGS]
+    flags += [f'-DTXL_SOURCE_HASH="{source_hash(CSRC.parent, "_cuda")}"']
     objects = [str(folder / f"{n}.o") for n in range(len(sources))]
     running = [
         subprocess.Popen(["g++", *FLAGS, *flags, *include, "-x", "c++", "-c", str(source), "-o", out])

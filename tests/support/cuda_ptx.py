@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from builds import once
-from cuda_emulation import CSRC, HERE, VARIANT, VARIANT_FLAGS, build
+from cuda_emulation import CSRC, HERE, build
 from ptx.block import Launch
 from ptx.counts import Counts
 from ptx.decode import Kernel
@@ -30,8 +30,7 @@ def compile_ptx(
     outputs = []
     for source in sorted(path for pattern in patterns for path in csrc.glob(pattern)):
         outputs.append(out := folder / f"{source.stem}.{architecture}.ptx")
-        command = ["nvcc", "-std=c++17", f"-arch={architecture}", *VARIANT_FLAGS, *options, "-ptx", "-I", csrc, source]
-        command += ["-o", out]
+        command = ["nvcc", "-std=c++17", f"-arch={architecture}", *options, "-ptx", "-I", csrc, source, "-o", out]
         subprocess.run(command, check=True)
     return [out.read_text() for out in outputs]
 
@@ -40,7 +39,7 @@ def compile_ptx(
 def compiled_ptx(architecture: str) -> list[str]:
     """nvcc's PTX of the kernels of every dtype."""
     patterns = ("decode/decode_[bf]*.cu", "hopper/*_*f16.cu")[: 2 if architecture == "sm_90a" else 1]
-    made = once(f"ptx_{architecture}{VARIANT}", [CSRC], (patterns, VARIANT), "nvcc",
+    made = once(f"ptx_{architecture}", [CSRC], patterns, "nvcc",
                 lambda folder: compile_ptx(folder, architecture, CSRC, patterns))  # fmt: skip
     return [path.read_text() for path in sorted(made.glob("*.ptx"))]
 

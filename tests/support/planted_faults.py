@@ -47,6 +47,10 @@ FORWARD = [
     Hopper("skew-column", ("- e;", "- e + 1;"), NARROW, ""),
     Hopper("skew-base-address", ("at += memory_", "at |= memory_"), NARROW, ""),
     Hopper("block-without-tiles", ("if (block_.tiles) ", ""), NOTHING, "wait for ever"),
+    Hopper("position-fence", None, NARROW, "fence.proxy.async"),
+    Hopper("position-barrier", None, NARROW, ""),
+    Hopper("interleaved-warp-barrier", None, WIDE, "race"),
+    Hopper("interleaved-scores-wait", None, WIDE, "waited"),
 ]
 BACKWARD = [
     Hopper("swizzle", (">> 7", ">> 8"), WIDE, "values"),
@@ -74,6 +78,9 @@ BACKWARD = [
     Hopper("gradient-block-without-tiles", ("if (block_.tiles) ", ""), NOTHING, "wait for ever"),
     Hopper("transposed-column", ("d % 2 * 16", "0"), NARROW, "values"),
     Hopper("dr-wait", None, NARROW, "still read"),
+    Hopper("dr-half-wait", None, WIDE, "still read"),
+    Hopper("dr-half-fence", None, WIDE, "fence.proxy.async"),
+    Hopper("dr-half-barrier", None, WIDE, ""),
     Hopper("transposed-skew-buffers", ("step & 1", "step & 0"), NARROW, "race"),
     Hopper("transposed-skew-column", ("- e;", "- e + 1;"), NARROW, ""),
     Hopper("rows-beyond-queries", ("(n), is_row &&", "(n) + (is_row ? 0 : i * rows.s2),"), LONG, "global memory"),

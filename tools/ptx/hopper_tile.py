@@ -19,7 +19,7 @@ from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
 
 GROUPS = {  # consumer warpgroups of a block, by width and kernel
-    64: {"forward": 2, "backward_queries": 2, "backward_keys": 2},
+    64: {"forward": 3, "backward_queries": 2, "backward_keys": 2},
     128: {"forward": 2, "backward_queries": 1, "backward_keys": 1},
 }
 # (queries, memory) of two calls with the same number of programs, and the number of tiles by which

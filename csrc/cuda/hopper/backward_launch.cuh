@@ -8,9 +8,9 @@
 namespace txl_cuda {
 
 template <class T>
-using QueriesNarrow = QueriesShape<T, 64, 2, 3, 5, false>;
+using QueriesNarrow = QueriesShape<T, 64, 2, 3, 3, 5, false>;
 template <class T>
-using QueriesWide = QueriesShape<T, 128, 1, 2, 4, true, WIDE_DR_BY_TMA ? 1 : 2, WIDE_DR_BY_TMA>;
+using QueriesWide = QueriesShape<T, 128, 1, 2, 1, 4, true>;
 template <class T>
 using KeysNarrow = KeysShape<T, 64, 2, 3, 4, false>;
 template <class T>

@@ -11,17 +11,15 @@
 
 namespace txl_cuda {
 
-template <class T_, int WIDTH_, int GROUPS_, int STAGES_, int R_STAGES_, bool IN_SHARED_, int V_STAGES_ = STAGES_,
-          bool DR_BY_TMA_ = !IN_SHARED_>
+template <class T_, int WIDTH_, int GROUPS_, int STAGES_, int V_STAGES_, int R_STAGES_, bool IN_SHARED_>
 struct QueriesShape {
   using T = T_;
   static constexpr int WIDTH = WIDTH_, GROUPS = GROUPS_, STAGES = STAGES_, R_STAGES = R_STAGES_;
   static constexpr int V_STAGES = V_STAGES_;
   static constexpr bool IN_SHARED = IN_SHARED_;  // queries and dout, which else stay in registers
-  // dr leaves by TMA reductions, else in pairs from registers. With queries in registers it comes transposed, and a
-  // warpgroup's tile leaves at once; else each warp's 16 rows leave in two halves of 64 columns in turn.
-  static constexpr bool DR_BY_TMA = DR_BY_TMA_, DR_IN_HALVES = DR_BY_TMA && IN_SHARED;
-  static_assert(DR_BY_TMA || IN_SHARED);
+  // dr leaves by TMA reductions. With queries in registers it comes transposed, and a warpgroup's tile leaves at once;
+  // else each warp's 16 rows leave in two halves of 64 columns in turn.
+  static constexpr bool DR_IN_HALVES = IN_SHARED;
   static constexpr int THREADS = (GROUPS + 1) * GROUP, QUERIES = GROUPS * SIDE;
   static constexpr int BYTES = WIDTH / SIDE * TILE;
   static constexpr int DR_ROWS = DR_IN_HALVES ? 16 : SIDE, DR_BOX = DR_ROWS * ROW;  // of a reduction; bytes
@@ -81,15 +79,12 @@ class QueriesGroup {
     const int row = own_row(warp_), column = own_column();
     table_ = p.slots ? block_x() * S::GROUPS + group_ : 0;
     // plant: rows-of-dr
-    r_row_ = static_cast<int>(p.zero_row) + block.distance(-1 - group_) + (S::DR_BY_TMA ? 0 : row);
+    r_row_ = static_cast<int>(p.zero_row) + block.distance(-1 - group_);
     if constexpr (S::DR_IN_HALVES) {
-      // dr[8 k + column + e] of row + 8 h: 16 bytes' chunk 2 (k % 4) + column / 4 of a row of 128 bytes, swizzled. Lanes
-      // of odd rows store k ^ 2 where the others store k, so that half a warp's pairs meet 32 different banks.
+      // dr[8 k + column + e] of row + 8 h: 16 bytes' chunk 2 (k % 4) + column / 4 of a row of 128 bytes, swizzled.
+      // Lanes of odd rows store k ^ 2 where the others store k, so that half a warp's pairs meet 32 different banks.
       const int x = row % 8, chunk = (column / 4 + x % 2 * 4) ^ x;
       dr_at_[0] = block_.address(dr_box()) + static_cast<uint32_t>(x * ROW + chunk * 16 + column % 4 * 4);
-    } else if constexpr (!S::DR_BY_TMA) {
-      const int64_t rows = DR_MARGIN + p.T;
-      dr_ = p.dr + ((static_cast<int64_t>(table_) * p.H + block.h) * rows + DR_MARGIN) * p.D + column;
     } else {
       // dr[column + e + 8 k][row + 8 h] is in chunk (row / 4 % 8) ^ 2 h, of 16 bytes, of its row of 128; the swizzle
       // adds the row's number, without carries.
@@ -225,35 +220,13 @@ class QueriesGroup {
     if constexpr (!S::IN_SHARED) return multiply<T, Rows::depth, false>(dr, transposed_, distances(t));
     multiply<T, 64, Rows::depth, Rows::depth, false>(dr, distances(t), tile(S::position));
   }
-  // Width 128: dr of the block of distances that was whole at tile t, or its second half, is added to global memory.
-  TXL_DEVICE void add_to_r(const float (&dr)[S::WIDTH / 2], int t) const {
-    if constexpr (S::DR_IN_HALVES) return add_half<1>(dr, t);
-    if (S::DR_BY_TMA || !p_.dr) return;
-    const int row = r_row_ - t * SIDE, D = static_cast<int>(p_.D), rows = static_cast<int>(p_.T);
-    float* const to = dr_ + static_cast<int64_t>(row) * D;
-    TXL_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      if (row + 8 * h < 0 || row + 8 * h >= rows) continue;
-      if (D == S::WIDTH) {
-        add_row<true>(to + 8 * h * D, dr, h, D);
-      } else {
-        add_row<false>(to + 8 * h * D, dr, h, D);
-      }
-    }
-  }
-  template <bool WHOLE>
-  static TXL_DEVICE void add_row(float* to, const float (&dr)[S::WIDTH / 2], int h, int D) {
-    TXL_UNROLL
-    for (int n = 0; n < S::WIDTH / 2; n += 4)
-      if (WHOLE || n / 4 * 8 < D) add_pair(to + n / 4 * 8, dr[n + 2 * h], dr[n + 2 * h + 1]);
-  }
   // In halves: this warp's rows and columns 64 HALF .. + 63, once the half before has been read.
   TXL_DEVICE int dr_box() const { return S::dr + (group_ * WARPS_A_GROUP + warp_) * 2 * S::DR_BOX; }
   template <int HALF>
   TXL_DEVICE void add_half(const float (&dr)[S::WIDTH / 2], int t) const {
     if (!p_.dr) return;
     const bool starts = thread() % WARP == 0, is_odd = thread() / 4 % 2;
-    if (starts) tma_store_wait();
+    if (starts) tma_store_wait();  // plant: dr-half-wait
     sync_warp();
     unroll<16>([&](auto number) {
       constexpr int n = decltype(number)::value, k = n / 2, h = n % 2;
@@ -261,8 +234,8 @@ class QueriesGroup {
       put_shared_pair<k / 4 * S::DR_BOX + 8 * h * ROW>(dr_at_[0] ^ (k % 4 * 32), is_odd ? dr[odd] : dr[even],
                                                        is_odd ? dr[odd + 1] : dr[even + 1]);
     });
-    fence_view_async_shared();
-    sync_warp();
+    fence_view_async_shared();  // plant: dr-half-fence
+    sync_warp();                // plant: dr-half-barrier
     if (!starts) return;
     const int row = r_row_ - t * SIDE + static_cast<int>(DR_MARGIN) + warp_ * S::DR_ROWS;
     for (int n = 0; n < 2; ++n)
@@ -272,6 +245,9 @@ class QueriesGroup {
   }
   TXL_DEVICE void add_first_half(const float (&dr)[S::WIDTH / 2], int t) const {
     if constexpr (S::DR_IN_HALVES) add_half<0>(dr, t);
+  }
+  TXL_DEVICE void add_second_half(const float (&dr)[S::WIDTH / 2], int t) const {
+    if constexpr (S::DR_IN_HALVES) add_half<1>(dr, t);
   }
   // Width 64: dr goes to shared memory, and two threads start adding 32 columns each. Between them lie a fence and a
   // barrier of the warpgroup; before put_dr, a barrier after what wait_dr waits for.
@@ -330,14 +306,15 @@ class QueriesGroup {
   //   S = skew((q + w) r^T) + (q + u) k^T,  P = 2^(S - lse),  dS = P (dout v^T - delta)
   //   dq += dS k + G r,  dr += G^T (q + w)
   // Tile t, whose position scores `scores` holds; the products of the block of distances that was whole at tile t - 1,
-  // whose dr is added up in this step (width 64), in the next (128) or in both (in halves); and position scores of tile t + 1.
+  // whose dr is added up in this step (width 64), or one half in this step and one in the next (128); and position
+  // scores of tile t + 1.
   template <bool FIRST>
   TXL_DEVICE void step(float (&scores)[32], float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2], int t) {
     float weights[32], block[32];
     uint32_t pairs[16];
     issue_content(scores);
     issue_weights(weights);
-    if constexpr (!FIRST) add_to_r(dr, t - 2), issue_distances(dq, dr, t - 1);
+    if constexpr (!FIRST) add_second_half(dr, t - 2), issue_distances(dq, dr, t - 1);
     wait_dr();
     warpgroup_wait<FIRST ? 0 : 2>();  // plant: tile-scores-wait
     fence_operand(scores);
@@ -379,7 +356,7 @@ class QueriesGroup {
     TXL_ROLLED
     for (int t = own.from + 1; t < own.to; ++t) step<false>(scores, dq, dr, t);
     // The last two blocks; the last one's other half is empty.
-    add_to_r(dr, own.to - 2);
+    add_second_half(dr, own.to - 2);
     TXL_UNROLL
     for (int t = own.to - 1; t <= own.to; ++t) {
       issue_distances(dq, dr, t);
@@ -393,7 +370,7 @@ class QueriesGroup {
       fence_view_async_shared();
       sync_warpgroup(group_);
       add_first_half(dr, t);
-      add_to_r(dr, t);
+      add_second_half(dr, t);
       start_dr(t);
     }
     wait_dr();
@@ -439,11 +416,10 @@ class QueriesGroup {
   Consumer<S::STAGES> k_;
   Consumer<S::V_STAGES> v_;
   Consumer<S::R_STAGES> r_, r_again_;
-  Skew<false> skew_;
+  Skew skew_;
   Unskew unskew_;
-  int r_row_;          // first row of dr of the block that is whole after tile 0; at width 128 this thread's first
+  int r_row_;          // first row of dr of the block that is whole after tile 0
   int table_;          // of dr
-  float* dr_;          // its row 0, at width 128
   uint32_t dr_at_[2];  // this thread's first places of dr in shared memory; one, in halves
   uint32_t content_[S::WIDTH / 4], position_[S::WIDTH / 4], dout_[S::WIDTH / 4];
   uint32_t transposed_[16];   // (q + w)^T

@@ -4,22 +4,16 @@
 
 namespace txl_cuda {
 
-// Which of q + w and q + u lie in shared memory; the others stay in registers.
-enum class InShared { none, position, both };
-
 // GROUPS warpgroups of 64 queries each, and one that loads. WIDTH: of a row in tiles, D at most. INTERLEAVED: scores
-// of the next tile are skewed during the softmax of this one.
-template <class T_, int WIDTH_, int GROUPS_, int STAGES_, int R_STAGES_, bool INTERLEAVED_ = false,
-          InShared IN_SHARED_ = InShared::none>
+// of the next tile are skewed during the softmax of this one. q + u stays in registers, q + w in shared memory.
+template <class T_, int WIDTH_, int GROUPS_, int STAGES_, int R_STAGES_, bool INTERLEAVED_>
 struct ForwardShape {
   using T = T_;
   static constexpr int WIDTH = WIDTH_, GROUPS = GROUPS_;
-  static constexpr int STAGES = STAGES_;      // of tiles of k, and of v
+  static constexpr int STAGES = STAGES_;  // of tiles of k, and of v
   static constexpr int V_STAGES = STAGES;
   static constexpr int R_STAGES = R_STAGES_;  // a group lags GROUPS - 1 tiles of r behind the first
   static constexpr bool INTERLEAVED = INTERLEAVED_;
-  static constexpr bool POSITION_IN_SHARED = IN_SHARED_ != InShared::none;
-  static constexpr bool CONTENT_IN_SHARED = IN_SHARED_ == InShared::both;
   static constexpr int THREADS = (GROUPS + 1) * GROUP, QUERIES = GROUPS * SIDE;
   // Registers of a thread of the consumers, of the producer.
   static constexpr int CONSUMER_REGISTERS = GROUPS == 3 ? 160 : 240, PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 24;
@@ -29,8 +23,7 @@ struct ForwardShape {
   // Bytes from the start of shared memory.
   static constexpr int ring = 0, k = ring + GROUPS * WARPS_A_GROUP * RING, v = k + STAGES * BYTES;
   static constexpr int r = v + STAGES * BYTES, position = r + R_STAGES * BYTES;
-  static constexpr int content = position + (POSITION_IN_SHARED ? GROUPS * BYTES : 0);
-  static constexpr int barriers = content + (CONTENT_IN_SHARED ? GROUPS * BYTES : 0);
+  static constexpr int barriers = position + GROUPS * BYTES;
   static constexpr int BARRIERS = 3 * (2 * STAGES + R_STAGES);
   static constexpr int seen = barriers + BARRIERS * 8, shared = seen + QUERIES * 8;
   static_assert(shared <= MAX_SHARED);

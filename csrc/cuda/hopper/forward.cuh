@@ -73,27 +73,20 @@ class ForwardGroup {
   TXL_DEVICE void load_own() {
     const PrefillProblem& p = block_.p;
     const int first = block_.first + group_ * SIDE;
-    load_queries<T, S::WIDTH>(p, block_.b, block_.h, first, position_, content_);
-    if constexpr (S::POSITION_IN_SHARED) {
-      store_factor<S::WIDTH>(position_, own_tile(S::position));
-      if constexpr (S::CONTENT_IN_SHARED) store_factor<S::WIDTH>(content_, own_tile(S::content));
-      fence_view_async_shared();
-      sync_warpgroup(group_);
-    }
+    uint32_t position[S::WIDTH / 4];
+    load_queries<T, S::WIDTH>(p, block_.b, block_.h, first, position, content_);
+    store_factor<S::WIDTH>(position, position_at());
+    fence_view_async_shared();  // plant: position-fence
+    sync_warpgroup(group_);     // plant: position-barrier
   }
-  TXL_DEVICE uint32_t own_tile(int at) const { return block_.address(at + group_ * S::BYTES); }
+  TXL_DEVICE uint32_t position_at() const { return block_.address(S::position + group_ * S::BYTES); }
 
   TXL_DEVICE void issue_positions(float (&block)[32]) {
     const uint32_t r = block_.address(S::r + r_.consumer_wait() * S::BYTES);
-    if constexpr (S::POSITION_IN_SHARED)
-      return multiply<T, S::WIDTH, Rows::own, Rows::own, false>(block, own_tile(S::position), r);
-    multiply<T, Rows::own, false>(block, position_, r);
+    multiply<T, S::WIDTH, Rows::own, Rows::own, false>(block, position_at(), r);
   }
   TXL_DEVICE void issue_content(float (&scores)[32]) {
-    const uint32_t k = block_.address(S::k + k_.consumer_wait() * S::BYTES);
-    if constexpr (S::CONTENT_IN_SHARED)
-      return multiply<T, S::WIDTH, Rows::own, Rows::own, true>(scores, own_tile(S::content), k);
-    multiply<T, Rows::own, true>(scores, content_, k);
+    multiply<T, Rows::own, true>(scores, content_, block_.address(S::k + k_.consumer_wait() * S::BYTES));
   }
   // Tile t's new block goes to the ring, its scores come from there.
   TXL_DEVICE void skew(const float (&block)[32], float (&scores)[32], int t) {
@@ -104,7 +97,6 @@ class ForwardGroup {
 
   // The first tile's scores are issued, and the block of the tile after.
   TXL_DEVICE void begin(const Tiles& own, float (&block)[32], float (&scores)[32]) {
-    skew_.begin(own.from - 1);
     // Both blocks of the first tile.
     issue_positions(block);
     warpgroup_wait<0>();
@@ -175,7 +167,7 @@ class ForwardGroup {
     TXL_ROLLED
     for (int t = own.from; t + 1 < own.to; ++t) {
       softmax.weigh(scores, t, block_.first_key(0), rescale, [&] { skew_.put(block, t + 1); });
-      sync_warp();
+      sync_warp();             // plant: interleaved-warp-barrier
       skew_.get(next, t + 1);  // releasing a stage orders this before what the next tile puts there
       warpgroup_wait<0>();
       fence_operand(values);
@@ -185,7 +177,7 @@ class ForwardGroup {
       issue_content(next);
       issue_positions(block);  // of tile t + 2
       issue_values(values, weights);
-      warpgroup_wait<1>();
+      warpgroup_wait<1>();  // plant: interleaved-scores-wait
       fence_operand(next);
       fence_operand(block);
       k_.consumer_release();
@@ -253,8 +245,8 @@ class ForwardGroup {
   Consumer<S::STAGES> k_;
   Consumer<S::V_STAGES> v_;
   Consumer<S::R_STAGES> r_;
-  Skew<S::WIDTH == SIDE && S::GROUPS == 2> skew_;  // else registers are scarce
-  uint32_t content_[S::WIDTH / 4], position_[S::WIDTH / 4];
+  Skew skew_;
+  uint32_t content_[S::WIDTH / 4];
 };
 
 template <class S>

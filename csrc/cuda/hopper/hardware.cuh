@@ -146,11 +146,6 @@ TXL_DEVICE void put_high(uint32_t at, uint32_t x) {
                "n"(MORE)
                : "memory");
 }
-// Adds to two neighbouring floats of global memory, at a multiple of 8 bytes, in any order with others.
-TXL_DEVICE void add_pair(float* to, float x, float y) {
-  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
-}
-
 // A word of global memory that the launch does not write; 0 where it is not there. No branch: other
 // loads may be on their way.
 TXL_DEVICE uint32_t load_word(const void* from, bool is_there) {

@@ -3,17 +3,13 @@
 #include "../launch.cuh"
 #include "forward.cuh"
 #include "tensor_map.cuh"
-#include "variants.h"
 
 namespace txl_cuda {
 
 template <class T>
-using Narrow = std::conditional_t<THREE_GROUPS,
-                                  ForwardShape<T, 64, 3, INTERLEAVED ? 2 : 3, 5, INTERLEAVED,
-                                               INTERLEAVED ? InShared::both : InShared::position>,
-                                  ForwardShape<T, 64, 2, 3, 4, INTERLEAVED>>;
+using Narrow = ForwardShape<T, 64, 3, 3, 5, false>;
 template <class T>
-using Wide = ForwardShape<T, 128, 2, 2, 4, INTERLEAVED, INTERLEAVED ? InShared::position : InShared::none>;
+using Wide = ForwardShape<T, 128, 2, 2, 4, true>;
 
 inline PrefillProblem describe_call(const Problem& p) {
   PrefillProblem x;

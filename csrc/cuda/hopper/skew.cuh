@@ -16,8 +16,6 @@
 
 namespace txl_cuda {
 
-// KEEP: addresses of stores are kept in registers, 18 of them, and not computed for each tile.
-template <bool KEEP>
 class Skew {
  public:
   // ring: the warp's, an address at a multiple of 8 KB from `memory`; both anywhere.
@@ -34,30 +32,13 @@ class Skew {
     }
   }
 
-  // Before the first block, which is tile t's.
-  TXL_DEVICE void begin(int t) {
-    if constexpr (KEEP) {
-      TXL_UNROLL
-      for (int e = 0; e < 2; ++e) {
-        TXL_UNROLL
-        for (int up = -7; up <= 1; ++up) kept_[e][up + 7] = place(e, up, t);
-      }
-    }
-  }
-
-  // block: tile t's; t grows by one each time.
-  TXL_DEVICE void put(const float (&block)[32], int t) {
+  // block: tile t's.
+  TXL_DEVICE void put(const float (&block)[32], int t) const {
     TXL_UNROLL
     for (int e = 0; e < 2; ++e) {
       TXL_UNROLL
       for (int up = -7; up <= 1; ++up) {  // h - k
-        uint32_t at;
-        if constexpr (KEEP) {
-          at = kept_[e][up + 7];
-          kept_[e][up + 7] ^= TILE_BIT;
-        } else {
-          at = place(e, up, t);
-        }
+        uint32_t at = place(e, up, t);
         at += memory_;  // plant: skew-base-address
         if (up <= 0) put_shared(at, block[4 * -up + e]);
         if (up >= -6) put_shared<4096>(at, block[4 * (1 - up) + 2 + e]);
@@ -81,7 +62,6 @@ class Skew {
   }
   uint32_t memory_, from_, to_[2];  // to_: from memory_ on
   int eight_[2];
-  uint32_t kept_[2][9];  // KEEP: of the next block's stores, from memory_ on
 };
 
 }  // namespace txl_cuda

@@ -25,7 +25,8 @@ inline void encode(TensorMap& map, Type type, const void* data, const int64_t (&
   cuuint64_t dims[4], strides[3];
   for (int n = 0; n < 4; ++n) dims[n] = static_cast<cuuint64_t>(sizes[n]);
   for (int n = 0; n < 3; ++n) strides[n] = static_cast<cuuint64_t>(steps[n + 1]);
-  const cuuint32_t box[4] = {static_cast<cuuint32_t>(columns), static_cast<cuuint32_t>(rows), 1, 1}, every[4] = {1, 1, 1, 1};
+  const cuuint32_t box[4] = {static_cast<cuuint32_t>(columns), static_cast<cuuint32_t>(rows), 1, 1},
+                   every[4] = {1, 1, 1, 1};
   const auto element = type == Type::f32    ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
                        : type == Type::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                             : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;

@@ -250,7 +250,6 @@ void put_high(uint32_t at, uint32_t x) {
   x >>= 16;
   std::memcpy(simt::shared_at(at + MORE), &x, 2);
 }
-inline void add_pair(float* to, float x, float y) { to[0] += x, to[1] += y; }
 
 inline uint32_t load_word(const void* from, bool is_there) {
   uint32_t x = 0;
