@@ -98,7 +98,7 @@ def test_table_9(machine: Machine, full: bool) -> list[Comparison]:
             if on_gpu:
                 prepare = functools.partial(evaluator, OURS, *size, LONG_SEGMENT, batch=8)
                 title = f"{EVALUATORS[OURS].name}, 8 streams, segments of {LONG_SEGMENT}"
-                runs.append(Implementation(title, prepare, "ours", segment=LONG_SEGMENT))
+                runs.append(Implementation(title, prepare, "part", segment=LONG_SEGMENT))
             for algorithm, name in VANILLA.items():
                 if algorithm.endswith("-graph") and not on_gpu:
                     continue

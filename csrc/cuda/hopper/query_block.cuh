@@ -26,7 +26,7 @@ struct QueryBlock {
   TXL_DEVICE QueryBlock(const PrefillProblem& problem, char* memory, int batch_row, int number)
       : p(problem), shared(memory), keys(problem), b(batch_row) {
     // The last queries see the most keys where attention is causal: they begin first.
-    const int parts = static_cast<int>(p.parts), blocks = static_cast<int>((p.L + S::QUERIES - 1) / S::QUERIES);
+    const int parts = static_cast<int>(p.parts), blocks = (static_cast<int>(p.L) + S::QUERIES - 1) / S::QUERIES;
     part = number % parts, first = (blocks - 1 - number / parts) * S::QUERIES;
     Barrier* const barriers = reinterpret_cast<Barrier*>(shared + S::barriers);
     k.first = barriers, v.first = k.first + k.BARRIERS, r.first = v.first + v.BARRIERS;
