@@ -73,10 +73,11 @@ def capture(
     Returns: the function's result, whose tensors each replay writes again, and the replay.
     """
     graph, inference = torch.cuda.CUDAGraph(), torch.is_inference_mode_enabled()
-    # The generator's state for graphs is made at the first capture; as inference tensors no other mode could replay.
-    with torch.cuda.device(device), torch.inference_mode(False):
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"), torch.inference_mode(inference):
-            result = function(*inputs)
+    # The generator's state for graphs is made at the first capture; as inference tensors no other
+    # mode could replay.
+    captured = torch.cuda.graph(graph, capture_error_mode="thread_local")
+    with torch.cuda.device(device), torch.inference_mode(False), captured, torch.inference_mode(inference):
+        result = function(*inputs)
     return result, graph.replay
 
 

@@ -164,8 +164,8 @@ class KeyValueCache:
 
         Raises:
             ValueError: L is above max_segment, or another axis differs from the cache's.
-            RuntimeError: a CUDA graph is being captured. The offsets of the positions are integers of
-                the host, so every replay would read and overwrite those of the captured call.
+            RuntimeError: a CUDA graph is being captured. The offsets of the positions are integers
+                of the host, so every replay would read and overwrite those of the captured call.
         """
         if self._keys.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(

@@ -80,8 +80,8 @@ def test_table_9(machine: Machine, full: bool) -> list[Comparison]:
     found = []
     for model, config in configs.items():
         lengths = ATTENTION_LENGTHS if full or config is ENWIK8_BASE else (longest,)
-        # Lengths for which "vanilla-last" is compiled, which takes a minute each on a GPU; there a graph of the layers
-        # stands for it.
+        # Lengths for which "vanilla-last" is compiled, which takes a minute each on a GPU; there a
+        # graph of the layers stands for it.
         compiled = () if on_gpu else lengths
         for attn_len in sorted(lengths, reverse=on_gpu):  # the longest first, as a GPU may be borrowed
             size = (config, machine, attn_len)

@@ -26,7 +26,9 @@ def test_training_step(machine: Machine, full: bool) -> list[Comparison]:
         ]
         if machine.kind == "cuda":
             runs += [
-                Implementation(TRAINED[x].name + IN_GRAPHS, functools.partial(entry, x, *options, True), TRAINED[x].role)
+                Implementation(
+                    TRAINED[x].name + IN_GRAPHS, functools.partial(entry, x, *options, True), TRAINED[x].role
+                )
                 for x in (OURS, ORIGINAL)
             ]
         rest = functools.partial(without_attention, *options)

@@ -139,8 +139,8 @@ def entry(
 
 def without_attention(config: ModelConfig, batch: int, length: int, device: torch.device) -> Entry:
     """Make an entry of a txl step without attention, which returns its queries and gives zero
-    gradients to its other inputs; it measures the rest of the step, on a GPU in CUDA graphs, so that
-    it is not the host's time."""
+    gradients to its other inputs; it measures the rest of the step, on a GPU in CUDA graphs, so
+    that it is not the host's time."""
 
     def nothing(q: Tensor, k: Tensor, v: Tensor, r: Tensor, u: Tensor, w: Tensor, memory: Any, **_: Any) -> Tensor:
         return q + 0 * (sum(x.sum() for x in (k, v, r, u, w, *memory)))  # all inputs get gradients

@@ -2,7 +2,6 @@
 replays equals what Python would have run (by a recorder; on a device: test_engine_device.py)."""
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -28,7 +27,7 @@ CLOSE = {"rtol": 0, "atol": 1e-12}
 
 
 @pytest.fixture
-def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Engine]]:
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
     """Engines whose tensors a recorded graph may read."""
     known: list[Engine] = []
 
@@ -40,7 +39,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Engine]]:
     # Values that a GPU's calls do not read.
     monkeypatch.setattr(checks, "check_bound_values", lambda call: None)
     monkeypatch.setattr(adaptive, "check_targets", lambda targets, vocab_size: None)
-    yield known
+    return known
 
 
 def tensors_of(engine: Engine) -> list[Tensor]:
@@ -141,9 +140,9 @@ def test_a_growing_cache_cannot_be_replayed(engines: list[Engine]) -> None:
 def test_a_value_read_on_the_host_is_refused() -> None:
     x = torch.ones(3)
     with pytest.raises(RuntimeError, match="_local_scalar_dense reads a value on the host"):
-        recorded(lambda: [])(lambda x: x + float(x.sum()), (x,), x.device)
+        recorded(list)(lambda x: x + float(x.sum()), (x,), x.device)
     with pytest.raises(RuntimeError, match="from outside"):
-        recorded(lambda: [])(lambda y: y + x, (torch.ones(3),), x.device)
+        recorded(list)(lambda y: y + x, (torch.ones(3),), x.device)
 
 
 def test_replaced_parameters_are_an_error(engines: list[Engine]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import Case, as_call, make_inputs
+from cases import TENSORS, Case, as_call, make_inputs
 from gpu_helpers import memory_beyond_31_bits
 from oracle import gradients, is_leaf
 
