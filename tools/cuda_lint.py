@@ -172,7 +172,8 @@ def blocks(kernel: dict[str, Any]) -> int:
 
 def complaints(name: str, now: dict[str, Any], before: dict[str, Any] | None) -> list[str]:
     found = []
-    if now["stack"]:
+    # backward_queries at width 128 spills 48 bytes, and was faster with them on an H100 (docs/log.md).
+    if now["stack"] > (0 if before is None else before["stack"]):
         found.append(f"{now['stack']} bytes of registers spilled")
     # A product with a depth of 64 is four instructions, the last of which commits the group.
     if now.get("waits", 0) * 4 > now.get("products", 0):
