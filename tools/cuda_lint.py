@@ -172,7 +172,7 @@ def blocks(kernel: dict[str, Any]) -> int:
 
 def complaints(name: str, now: dict[str, Any], before: dict[str, Any] | None) -> list[str]:
     found = []
-    # backward_queries at width 128 spills 48 bytes, and was faster with them on an H100 (docs/log.md).
+    # backward_queries at width 128 spills 48 bytes; an H100 found it faster (docs/log.md).
     if now["stack"] > (0 if before is None else before["stack"]):
         found.append(f"{now['stack']} bytes of registers spilled")
     # A product with a depth of 64 is four instructions, the last of which commits the group.
