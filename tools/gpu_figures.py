@@ -732,7 +732,7 @@ SECTIONS = (
 
 
 def ncu(session: Session, folder: Path) -> None:
-    """What the warps of two kernels wait for, by Nsight Compute: whole sections, then single
+    """Stall reasons of two kernels' warps, by Nsight Compute: whole sections, then single
     metrics. All that it says goes to a file beside the figures."""
     what: dict[str, list[str]] = {
         "sections": [x for name in SECTIONS for x in ("--section", name)],

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a rented GPU is used for, in two calls of five and a half minutes each, after `make gpu-kit`
+"""Steps for a rented GPU, in two calls of five and a half minutes each, after `make gpu-kit`
 on any machine:
 
     python tools/gpu_steps.py 1 --out FOLDER

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from txl.model import Network
 from txl.model.transformer import TransformerXL
+from txl_kernels.linear import has_global_hook, has_hooks
 
 log = logging.getLogger("txl")
 OFF = "TXL_CUDA_GRAPHS"  # environment variable; "off": no graphs
@@ -37,8 +38,12 @@ def why_not(model: Network) -> str | None:
         place = type(module).__module__.split(".")
         if place[0] not in ("txl", "txl_kernels") and place[:3] != ["torch", "nn", "modules"]:
             return f"{name or 'the model'} is a {type(module).__module__}.{type(module).__qualname__}"
-        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+        if has_hooks(module) or "forward" in vars(module):
             return f"{name or 'the model'} has hooks, or another forward"
+    if has_global_hook():
+        return "a hook acts on all modules"
+    if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in model.parameters()):
+        return "a parameter has hooks"
     kinds = {(type(p), p.device, p.dtype) for p in model.parameters()}
     if len(kinds) > 1 or next(iter(kinds))[0] is not nn.Parameter:
         return f"its parameters are of several devices, dtypes or classes: {sorted(map(str, kinds))}"

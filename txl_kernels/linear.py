@@ -84,7 +84,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product
 
 
-def _has_global_hook() -> bool:
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a hook acts on the calls of a module, or on its gradients."""
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return bool(hooks or module._backward_hooks or module._backward_pre_hooks)
+
+
+def has_global_hook() -> bool:
     """Whether a hook acts on the calls of all modules (torch 2.6 has no function for it)."""
     hooks = modules._global_forward_hooks or modules._global_forward_pre_hooks
     return bool(hooks or modules._global_backward_hooks or modules._global_backward_pre_hooks)
@@ -100,12 +106,9 @@ def plain_weight(module: nn.Module) -> Tensor | None:
     """
     if (
         type(module) is not nn.Linear
-        or module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
+        or has_hooks(module)
         or getattr(module.forward, "__func__", None) is not nn.Linear.forward  # forward is replaced on the instance
-        or (not torch.compiler.is_compiling() and _has_global_hook())
+        or (not torch.compiler.is_compiling() and has_global_hook())
     ):
         return None
     weight, bias = module.weight, module.bias

@@ -13,7 +13,8 @@ class StaticCache(KeyValueCache):
 
     It always holds mem_len positions; those not filled yet are hidden by `start`. There are two
     buffers: a step reads one and writes the other, the positions that remain and the new ones, by
-    one copy. So a graph of a step serves every second step, and two graphs serve all.
+    one copy of keys and one of values. So a graph of a step serves every second step, and two
+    graphs serve all.
 
     The caches of a model's layers share `start`, which the caller must lower after each step of
     L positions, when all layers have read it: `start.sub_(L).clamp_(min=0)`.

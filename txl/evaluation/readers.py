@@ -131,7 +131,7 @@ class Engine(Reader):
                 "a sliding window or segments"
             )
         self._graphs = StepGraphs(model) if _uses_graphs(model, graph) else None
-        # The number of hidden positions of each text, shared by the caches of all layers.
+        # The number of hidden positions of each batch row, shared by the caches of all layers.
         self._hidden: Tensor | None = None
         if self._graphs is not None:
             with torch.inference_mode(False):

@@ -473,7 +473,10 @@ class UpdateGraphs:
         return self._seen > graphs.WARM_UP
 
     def gradients(self, step: int, batches: Batches) -> tuple[Tensor, Tensor]:
-        """As `Updater._gradients`. The memory of `batches` becomes the graph's."""
+        """Compute the clipped gradients as `Updater._gradients` does, by a replay.
+
+        The memory of `batches` becomes the graph's.
+        """
         ((tokens, targets, memory),) = batches.segment(step)
         given = (tokens, targets, *(memory or ()))
         if self._gradients is None:

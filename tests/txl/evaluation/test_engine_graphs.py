@@ -159,6 +159,8 @@ def test_replaced_parameters_are_an_error(engines: list[Engine]) -> None:
 
 @pytest.mark.parametrize(("change", "reason"), [
     (lambda model: model.layers[0].register_forward_hook(lambda *_: None), "blocks.0 has hooks"),
+    (lambda model: model.layers[0].register_full_backward_hook(lambda *_: None), "blocks.0 has hooks"),
+    (lambda model: model.softmax.bias.register_hook(lambda grad: grad), "a parameter has hooks"),
     (lambda model: setattr(model.layers[0].attention.out, "forward", torch.nn.Linear.forward), "another forward"),
     (lambda model: setattr(model.layers[0].feed_forward, "0", type("Lora", (torch.nn.Linear,), {})(16, 32)), "Lora"),
     (lambda model: model.softmax.half(), "several devices, dtypes"),
@@ -170,6 +172,14 @@ def test_models_with_code_of_others_run_without(change: object, reason: str, eng
     assert type(Engine(model, 1, 9, 4).caches[0]) is KeyValueCache
     with pytest.raises(TxlError, match="graph must be None or False"):
         Engine(model, 1, 9, 4, graph=True)
+
+
+def test_a_hook_of_all_modules_is_seen() -> None:
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert graphs.why_not(small_model()) == "a hook acts on all modules"
+    finally:
+        handle.remove()
 
 
 def test_several_bins_and_the_variable_turn_graphs_off(monkeypatch: pytest.MonkeyPatch) -> None:
