@@ -11,9 +11,18 @@ from torch import Tensor, nn
 
 from txl_kernels import backends, composed
 from txl_kernels.bounds import bounds_from_cu_seqlens
-from txl_kernels.cache import KeyValueCache
+from txl_kernels.cache import KeyValueCache, Owner, unchanged_on_error
 from txl_kernels.call import Call, seen_by_any
-from txl_kernels.checks import WINDOW, Window, autocast_dtype, broadcast_bound, check_integer, check_number, span
+from txl_kernels.checks import (
+    WINDOW,
+    Window,
+    autocast_dtype,
+    broadcast_bound,
+    check_dense,
+    check_integer,
+    check_number,
+    span,
+)
 from txl_kernels.composed import Chunk, check_chunk
 from txl_kernels.functional import rel_attention, rel_attention_weights
 from txl_kernels.linear import ALL, project, project_parts
@@ -127,7 +136,7 @@ class AttentionLayer(nn.Module, abc.ABC):
         self.d_model, self.n_head, self.d_head, self.n_kv_head = d_model, n_head, d_head, n_kv_head
         self.attn_dropout, self.causal, self.window = attn_dropout, causal, window
         self.chunk, self.batch_first, self.backend = chunk, batch_first, backend
-        self._identity = object()  # the identity that a cache's `owner` records
+        self._identity = Owner(self)
         width, kv_width = n_head * d_head, n_kv_head * d_head
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.qkv = nn.Linear(d_model, width + 2 * kv_width, bias=False, **factory)  # rows: q, then k, then v
@@ -157,6 +166,10 @@ class AttentionLayer(nn.Module, abc.ABC):
     def kernel_width(self) -> int:
         """The width of the heads in the call of the kernel."""
         return self.d_head
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._identity = Owner(self)  # a copy is another layer
 
     def __prepare_scriptable__(self) -> NoReturn:
         """Raise RuntimeError: torch.jit.script calls this method of every module in a model."""
@@ -196,8 +209,9 @@ class AttentionLayer(nn.Module, abc.ABC):
         """Return an empty key/value cache. That of a layer with sinusoids holds W_kR R of the
         parameters' present values, and of the layer's `clamp_len`.
 
-        A layer with chunks reads one chunk at a time: max_segment must be the size of a chunk. If
-        mem_len is left * size, the outputs equal those of one call for the whole stream.
+        A layer with chunks reads one chunk at a time: max_segment must be the size of a chunk, and
+        only the last segment of a stream may be shorter. If mem_len is left * size, the outputs
+        equal those of one call for the whole stream.
 
         batch: B.
         mem_len, max_segment: positions that the cache holds, and the largest segment.
@@ -241,18 +255,25 @@ class AttentionLayer(nn.Module, abc.ABC):
         cache.
 
         Raises:
-            ValueError: memory does not have three axes, the width d_model and the cache's batch; or
-                the cache belongs to another layer.
+            ValueError: memory does not have three axes, the width d_model and the cache's batch, or
+                does not consist of whole chunks in a layer with chunks; or the cache belongs to
+                another layer.
         """
         if memory.dim() != 3 or memory.size(-1) != self.d_model:
             raise ValueError(f"memory must be three-dimensional with d_model={self.d_model}, got {list(memory.shape)}")
         if memory.size(self._batch_axis) != cache.batch:
             raise ValueError(f"memory must have the cache's batch {cache.batch}, got shape {list(memory.shape)}")
+        if self.chunk is not None and memory.size(1 - self._batch_axis) % self.chunk[0]:
+            raise ValueError(
+                f"memory must be whole chunks of {self.chunk[0]} positions, got shape {list(memory.shape)}"
+            )
+        self._check_chunk(cache)
         self._own(cache)
         k, v = self._split(*project_parts(self.qkv, 1 - self._batch_axis, (memory, self._kv_rows)))
-        for first in range(0, k.size(2), cache.max_segment):
-            part = slice(first, first + cache.max_segment)
-            cache.append(k[:, :, part], v[:, :, part])
+        with unchanged_on_error([cache]):
+            for first in range(0, k.size(2), cache.max_segment):
+                part = slice(first, first + cache.max_segment)
+                cache.append(k[:, :, part], v[:, :, part])
 
     def forward(
         self,
@@ -282,11 +303,11 @@ class AttentionLayer(nn.Module, abc.ABC):
                 only itself, and its result equals that of a call for it alone. Memory, cache,
                 `start`, `end` and chunks must be None: they count keys from the batch row's start.
             cache: None, or a cache that `new_cache` of this layer made. The keys and values in it
-                are the memory, and those of x are appended. The result equals that of a call with
-                the hidden states as `memory`. Only for evaluation. Batch rows that
-                `cache.reset(rows)` restarted do not see earlier positions. `start` and `end` count
-                keys from the first of the len(cache) positions held. Each layer needs its own
-                cache.
+                are the memory, and those of x are appended, unless the call raises. The result
+                equals that of a call with the hidden states as `memory`. Only for evaluation. Batch
+                rows that `cache.reset(rows)` restarted do not see earlier positions. `start` and
+                `end` count keys from the first of the len(cache) positions held. Each layer needs
+                its own cache.
 
         Returns:
             The layer's output, of x's shape and dtype (under torch.autocast, its dtype).
@@ -338,9 +359,10 @@ class AttentionLayer(nn.Module, abc.ABC):
         )  # fmt: skip
         if out.size(-1) > width:
             out = out[..., :width]
-        if cache is not None:
+        attended = project(self.out, self._merge(out))
+        if cache is not None:  # last, so that a call that fails leaves the cache as it was
             cache.append(k, v)
-        return project(self.out, self._merge(out))
+        return attended
 
     def weights(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         """Return the attention weights of `forward` before dropout, float32 [B, H, L, M + L].
@@ -374,6 +396,7 @@ class AttentionLayer(nn.Module, abc.ABC):
         return slice(self.n_head * self.d_head, None)
 
     def _check_input(self, x: Tensor) -> None:
+        check_dense("x", x, "x.values()[None] with cu_seqlens=x.offsets()")
         if x.dim() != 3 or x.size(-1) != self.d_model:
             layout = "[B, L, d_model]" if self.batch_first else "[L, B, d_model]"
             raise ValueError(f"x must be {layout} with d_model={self.d_model}, got shape {list(x.shape)}")
@@ -386,6 +409,7 @@ class AttentionLayer(nn.Module, abc.ABC):
             raise ValueError(f"x must be one row (B = 1) with cu_seqlens, got shape {list(x.shape)}")
 
     def _check_memory(self, memory: Tensor, x: Tensor) -> None:
+        check_dense("memory", memory, "hidden states [B, M, d_model]")
         if memory.dim() != 3 or memory.size(self._batch_axis) != x.size(self._batch_axis):
             raise ValueError(f"memory must be like x but for its length, got {list(memory.shape)} for {list(x.shape)}")
         if memory.size(-1) != self.d_model:
@@ -433,15 +457,31 @@ class AttentionLayer(nn.Module, abc.ABC):
                 f"x must be a segment of at most max_segment={cache.max_segment} positions, for which the cache was made, "
                 f"got shape {list(x.shape)}"
             )
+        self._check_chunk(cache)
         self._own(cache)
+
+    def _check_chunk(self, cache: KeyValueCache) -> None:
+        """Raise ValueError if the next segment would begin inside a chunk."""
+        if self.chunk is not None and cache.appended % self.chunk[0]:
+            raise ValueError(
+                f"cache must hold whole chunks of {self.chunk[0]} positions before the next segment, got {cache.appended} "
+                "appended positions: pass one chunk in each call, and reset the cache after a shorter one"
+            )
 
     def _own(self, cache: KeyValueCache) -> None:
         """Make this layer the owner of the cache.
 
         Raises:
-            ValueError: the cache belongs to another layer.
+            ValueError: the cache belongs to another layer, or is a copy of the cache of a layer
+                with other parameters.
         """
-        if cache.owner is not None and cache.owner is not self._identity:
+        if isinstance(cache.owner, str):
+            if not cache.owner or cache.owner != self._identity.digest():
+                raise ValueError(
+                    "cache must be this layer's own, got a copy of the cache of a layer with other parameters: make one "
+                    "for each with its new_cache"
+                )
+        elif cache.owner is not None and cache.owner is not self._identity:
             raise ValueError(
                 "cache must be this layer's own, got another layer's: make one for each with its new_cache"
             )

@@ -1,11 +1,67 @@
 """A preallocated key/value memory for evaluation and generation."""
 
+import hashlib
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from txl_kernels.checks import Window, check_integer, span
+
+
+class Owner:
+    """The identity of an attention layer, which its caches record. Copies of a layer have others.
+
+    layer: the layer, of which a weak reference is kept; None if it is not known.
+    """
+
+    def __init__(self, layer: nn.Module | None = None) -> None:
+        self._layer = None if layer is None else weakref.ref(layer)
+
+    def __reduce__(self) -> Any:
+        return Owner, ()
+
+    def digest(self) -> str:
+        """Return a digest of the layer's parameters and of its class, by which a copied cache is
+        recognised; "" if the layer does not exist any more, or its parameters are elsewhere."""
+        layer = None if self._layer is None else self._layer()
+        if layer is None:
+            return ""
+        digest = hashlib.sha256(repr((type(layer).__qualname__, getattr(layer, "clamp_len", None))).encode())
+        try:
+            for name, x in layer.state_dict().items():
+                digest.update(name.encode())
+                for part in _plain_tensors(x):
+                    digest.update(part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        except (RuntimeError, TypeError, NotImplementedError):  # on "meta", or a fake tensor
+            return ""
+        return digest.hexdigest()
+
+
+def _plain_tensors(x: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors that a tensor consists of: itself, or the parts of a subclass (quantized or
+    sharded tensors)."""
+    names = x.__tensor_flatten__()[0] if hasattr(x, "__tensor_flatten__") else None
+    if names is None:
+        yield x
+    for name in names or ():
+        yield from _plain_tensors(getattr(x, name))
+
+
+@contextmanager
+def unchanged_on_error(caches: Sequence["KeyValueCache"]) -> Iterator[None]:
+    """A context that takes an append to each cache back if its body raises. Caches that were
+    appended to several times cannot be restored; they raise RuntimeError until they are cleared."""
+    before = [cache.appends for cache in caches]
+    try:
+        yield
+    except BaseException:
+        for cache, appends in zip(caches, before, strict=True):
+            cache.take_back(cache.appends - appends)
+        raise
 
 
 class KeyValueCache:
@@ -25,10 +81,15 @@ class KeyValueCache:
             `rel_attention`; None for all.
         n_kv_head, d_key, d_value: the number of heads of keys and values, and their widths.
         owner: the identity of the layer whose keys the cache holds: the layer that made it, else
-            the first that used it; None before.
+            the first that used it; None before. A copy of a cache belongs to the first layer that
+            uses it and has the parameters of the owner; until then `owner` is their digest.
+        appends: the number of appends.
     """
 
-    owner: object | None = None
+    owner: Owner | str | None = None
+    appends: int = 0
+    _lost: bool = False  # whether positions are missing, after an error
+    _before: tuple[Any, ...] | None = None  # the fields below, before the last append
     _begin: int  # offset of the first position held, in the buffers
     _end: int
     _total: int  # number of positions that were appended since `clear`
@@ -110,6 +171,11 @@ class KeyValueCache:
         return torch.zeros(batch, self.n_kv_head, positions, width, dtype=dtype, device=device)
 
     @property
+    def appended(self) -> int:
+        """The number of positions that were appended since the cache was made or cleared."""
+        return self._total
+
+    @property
     def batch(self) -> int:
         return self._keys.size(0)
 
@@ -129,7 +195,7 @@ class KeyValueCache:
         return self._keys.nbytes + self._values.nbytes + (0 if self.r is None else self.r.nbytes)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"owner": None}  # a copied layer has another identity
+        return vars(self) | {"owner": self.owner.digest() if isinstance(self.owner, Owner) else self.owner}
 
     def __len__(self) -> int:
         """The number of positions held, at most mem_len."""
@@ -137,7 +203,12 @@ class KeyValueCache:
 
     @property
     def memory(self) -> tuple[Tensor, Tensor]:
-        """The pair (k_mem, v_mem), views [B, Hkv, len(self), d_key or d_value] of the buffers."""
+        """The pair (k_mem, v_mem), views [B, Hkv, len(self), d_key or d_value] of the buffers.
+
+        Raises:
+            RuntimeError: an error interrupted several appends.
+        """
+        self._check_whole()
         held = slice(self._begin, self._end)
         return self._keys[:, :, held], self._values[:, :, held]
 
@@ -164,20 +235,23 @@ class KeyValueCache:
 
         Raises:
             ValueError: L is above max_segment, or another axis differs from the cache's.
-            RuntimeError: a CUDA graph is being captured. The offsets of the positions are integers
-                of the host, so every replay would read and overwrite those of the captured call.
+            RuntimeError: an error interrupted several appends before; or a CUDA graph is being
+                captured. The offsets of the positions are integers of the host, so every replay
+                would read and overwrite those of the captured call.
         """
         if self._keys.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "cache must not be a KeyValueCache while a CUDA graph is captured: each replay would overwrite the "
                 "same positions; make a StaticCache (new_cache(.., start=..))"
             )
+        self._check_whole()
         self._check_segment(k, v)
         length, held = k.size(2), len(self)
         if self._end + length > self._keys.size(2):  # then begin >= mem_len >= held: source and target do not overlap
             for buffer in (self._keys, self._values):
                 buffer[:, :, :held] = buffer[:, :, self._begin : self._end]
             self._begin, self._end = 0, held
+        before = self._begin, self._end, self._total, self._last_reset, self._since
         rows = slice(self._end, self._end + length)
         self._keys[:, :, rows] = k
         self._values[:, :, rows] = v
@@ -186,6 +260,27 @@ class KeyValueCache:
         self._total += length
         if self._total - self._last_reset >= self.mem_len:  # nothing held is older than a reset
             self._since = None
+        self._before, self.appends = before, self.appends + 1
+
+    def take_back(self, appends: int) -> None:
+        """Restore the positions held before the last append. Where it was taken back already, or
+        there were more appends than one, the cache raises RuntimeError from now on until it is
+        cleared.
+
+        appends: 0 or more.
+        """
+        if appends == 1 and self._before is not None:
+            self._begin, self._end, self._total, self._last_reset, self._since = self._before
+            self._before = None
+            self.appends -= 1
+        elif appends:
+            self._lost = True
+
+    def _check_whole(self) -> None:
+        if self._lost:
+            raise RuntimeError(
+                "cache is not whole, because an error interrupted a call of several segments: clear() it"
+            )
 
     def _check_segment(self, k: Tensor, v: Tensor) -> None:
         length = k.size(2)
@@ -269,5 +364,6 @@ class KeyValueCache:
 
     def clear(self) -> None:
         """Drop all positions held."""
+        self._lost = False
         self._begin = self._end = self._total = self._last_reset = 0
         self._since = None

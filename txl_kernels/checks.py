@@ -45,6 +45,12 @@ def check(call: Call) -> None:
     check_table(call)
 
 
+def check_dense(name: str, x: Tensor, instead: str) -> None:
+    """Raise TypeError if a tensor is nested, whose sizes cannot be read. instead: what to pass."""
+    if x.is_nested:
+        raise TypeError(f"{name} must be a dense tensor, got a nested tensor: pass {instead}")
+
+
 def check_tensors(call: Call, special: bool = False) -> None:
     """Check that tensors are dense, have q's dtype and device, shapes that fit each other, and a
     contiguous last axis (except `r_bias` and `sink`, which may have any strides).

@@ -64,6 +64,8 @@ def _each_batch_row(call: Call, r: Tensor, prefix: int, plain: Attend) -> tuple[
     dropout, seed + b."""
     batch = call.q.size(0)
     tables = r.expand(batch, -1, -1, -1)
+    if batch == 0:  # one call without batch rows, whose results have gradients
+        return _one_table(changed(call, r=tables.sum(0)), prefix, plain)
     names = ("q", "k", "v", "k_mem", "v_mem", "q_pos", "sink")
     batched = {name: getattr(call, name) for name in names if getattr(call, name) is not None}
     parts = [
@@ -81,10 +83,6 @@ def _each_batch_row(call: Call, r: Tensor, prefix: int, plain: Attend) -> tuple[
         )
         for b in range(batch)
     ]
-    if not parts:
-        return call.q.new_empty((*call.q.shape[:3], call.v.size(3))), call.q.new_empty(
-            call.q.shape[:3], dtype=torch.float32
-        )
     out, lse = zip(*parts, strict=True)
     return torch.cat(out), torch.cat(lse)
 

@@ -17,6 +17,7 @@ from txl_kernels.seed import seeded
 
 _MAX_ZEROS = 256
 _kept_zeros: dict[Any, Tensor] = {}  # zeros for the biases of calls that give none
+_PACKED = "packed sequences in one batch row, with start and end of bounds_from_cu_seqlens"
 _NO_TABLE = "position_bias must be None where r is None: it multiplies rows of r"
 
 
@@ -171,6 +172,7 @@ def rel_attention(
     """
     if not isinstance(q, Tensor):
         raise TypeError(f"q must be a torch.Tensor, got {type(q).__name__}")
+    checks.check_dense("q", q, _PACKED)
     if content_bias is None:
         content_bias = _zeros(q)
     if scale is None:
@@ -325,6 +327,8 @@ def rel_attention_weights(
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
     """
+    if isinstance(q, Tensor):
+        checks.check_dense("q", q, _PACKED)
     if not isinstance(q, Tensor) or q.dim() != 4:
         raise ValueError(
             f"q must be a tensor [B, H, L, D], got {list(q.shape) if isinstance(q, Tensor) else type(q).__name__}"

@@ -57,7 +57,12 @@ class StaticCache(KeyValueCache):
     @property
     def memory(self) -> tuple[Tensor, Tensor]:
         """The pair (k_mem, v_mem), [B, Hkv, mem_len, d_key or d_value] each, hidden positions
-        included."""
+        included.
+
+        Raises:
+            RuntimeError: an error interrupted an append.
+        """
+        self._check_whole()
         return self._keys[self.turn], self._values[self.turn]
 
     @torch.no_grad()
@@ -67,13 +72,22 @@ class StaticCache(KeyValueCache):
 
         Raises:
             ValueError: L is above max_segment, or another axis differs from the cache's.
+            RuntimeError: an error interrupted an append before.
         """
+        self._check_whole()
         self._check_segment(k, v)
         for buffer, new in ((self._keys, k), (self._values, v)):
             kept = buffer[self.turn][:, :, new.size(2) :]
             last = new[:, :, max(new.size(2) - self.mem_len, 0) :].to(buffer.dtype)
             torch.cat([kept, last], 2, out=buffer[1 - self.turn])
         self.turn = 1 - self.turn
+        self._total += k.size(2)
+        self.appends += 1
+
+    def take_back(self, appends: int) -> None:
+        """Mark the cache as not whole if there were appends: `start`, which the caller lowers, is
+        not known to belong to either buffer. Until it is cleared, it raises RuntimeError."""
+        self._lost = self._lost or appends > 0
 
     @torch.no_grad()
     def reset(self, rows: Tensor | None = None) -> None:
@@ -88,6 +102,7 @@ class StaticCache(KeyValueCache):
     @torch.no_grad()
     def clear(self) -> None:
         """Hide all positions, in all caches that share `start`."""
+        self._lost, self._total = False, 0
         self.start.fill_(self.mem_len)
 
     def hide(self, counts: Tensor) -> NoReturn:

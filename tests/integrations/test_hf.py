@@ -106,6 +106,26 @@ def test_each_token_is_read_once(name: str, plain: Any) -> None:
     assert output.mems is None
 
 
+def test_a_failed_call_leaves_the_cache_as_it_was(plain: Any) -> None:
+    """Labels that do not fit are noticed after the text was read. Three segments cannot be taken
+    back."""
+    tokens = torch.randint(31, (1, 11))
+    cache = plain.eval().transformer.new_cache(1, max_segment=4)
+    with torch.no_grad():
+        twin = plain.transformer.new_cache(1, max_segment=4)
+        for part in (slice(0, 4), slice(4, 7)):
+            with pytest.raises(ValueError, match="labels must be"):
+                plain(tokens[:, part], cache=cache, labels=tokens)
+            assert cache.get_seq_length() == part.start
+            found, want = (plain(tokens[:, part], cache=it).prediction_scores for it in (cache, twin))
+            assert torch.equal(found, want)
+        cache = plain.transformer.new_cache(1, max_segment=4)
+        with pytest.raises(ValueError, match="labels must be"):
+            plain(tokens, cache=cache, labels=tokens[:, 1:])
+        with pytest.raises(RuntimeError, match="cache is not whole"):
+            plain(tokens, cache=cache)
+
+
 def test_a_transformers_that_names_its_cache_otherwise(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 

@@ -18,6 +18,7 @@ from txl.model.config import ModelConfig
 from txl.model.transformer import HiddenMemory, TransformerXL
 from txl.paper.recurrent import RecurrentNetwork
 from txl_kernels import KeyValueCache
+from txl_kernels.cache import unchanged_on_error
 from txl_kernels.layer import SegmentAttention
 
 
@@ -98,7 +99,8 @@ class Engine(Reader):
 
     Every token attends to exactly the last `attn_len` positions, its own included (fewer at the
     start of a text), however the text is cut into segments. The result equals that of recomputing
-    the keys from a memory of hidden states (paper, section 3.2).
+    the keys from a memory of hidden states (paper, section 3.2). A step that fails leaves the
+    caches as they were; on a CUDA device, and after a call of several steps, they must be reset.
 
     On a CUDA device, steps of a kind and length that repeat are replayed as CUDA graphs (see
     `txl.graphs.why_not` for the models that cannot be); the caches then are `StaticCache`s.
@@ -167,11 +169,16 @@ class Engine(Reader):
         self._lower(tokens.size(1))
         return states
 
+    def feed(self, tokens: Tensor) -> Tensor:
+        with unchanged_on_error(self.caches):
+            return super().feed(tokens)
+
     def _step(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        if self._graphs is None:
-            return function(*inputs)
-        self._check_segment(inputs[0])
-        return self._graphs(function, inputs, self.caches)
+        with unchanged_on_error(self.caches):
+            if self._graphs is None:
+                return function(*inputs)
+            self._check_segment(inputs[0])
+            return self._graphs(function, inputs, self.caches)
 
 
 def _uses_graphs(model: TransformerXL, asked: bool | None) -> bool:

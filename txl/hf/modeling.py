@@ -4,6 +4,7 @@ the classifier."""
 import functools
 import inspect
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -122,7 +123,8 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
                 raise TypeError(f"cache must be a TransfoXLCache, got {type(cache).__name__}")
             if memory is not None or attentions or hidden:
                 raise ValueError("cache goes with neither mems, output_attentions nor output_hidden_states")
-            return TransfoXLModelOutput(self._read_cached(embedded, cache, padding), None, cache)
+            with cache.unchanged_on_error():
+                return TransfoXLModelOutput(self._read_cached(embedded, cache, padding), None, cache)
         return self._read(embedded, memory, attentions, hidden, keep=padding is None and use_cache is not False)
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
@@ -183,6 +185,11 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
             hidden = hidden.masked_fill(padding, 0)
             hidden = block.after_attention(hidden, block.attention(block.attention_input(hidden), cache=layer))
         return self.trunk.finish(hidden)
+
+
+def _unchanged_on_error(cache: Any) -> AbstractContextManager[None]:
+    """Return the context that restores a cache, if there is one, if its body raises."""
+    return cache.unchanged_on_error() if isinstance(cache, TransfoXLCache) else nullcontext()
 
 
 def _padding(mask: Tensor, batch: int, length: int, at_end: bool) -> Tensor | None:
@@ -249,37 +256,39 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
             `TransfoXLLMHeadModelOutput`, or a tuple of its fields that are not None if return_dict
             is False.
         """
-        read = self.transformer(
-            input_ids,
-            mems,
-            inputs_embeds,
-            None,
-            attention_mask,
-            output_attentions,
-            output_hidden_states,
-            use_cache,
-            one_cache(cache, past_key_values),
-            return_dict=True,
-        )
-        hidden = read.last_hidden_state
-        loss = losses = scores = None
-        if labels is None:
-            scores = self.crit.log_probs(hidden[:, -logits_to_keep:])
-        else:
-            if labels.shape != hidden.shape[:2]:
-                raise ValueError(f"labels must be {list(hidden.shape[:2])}, got shape {list(labels.shape)}")
-            goals = labels[:, 1:].long()
-            if attention_mask is not None:
-                first = (attention_mask[:, :-1] == 0) & (attention_mask[:, 1:] != 0)
-                goals = goals.masked_fill(first, IGNORED)
-            losses = self.crit.nll(hidden[:, :-1], goals)
-            if isinstance(num_items_in_batch, Tensor):
-                num_items_in_batch = num_items_in_batch.to(losses.device)
-            scored = (goals != IGNORED).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-            loss = losses.sum() / scored
-        return TransfoXLLMHeadModelOutput(
-            loss, losses, scores, read.mems, read.cache, read.hidden_states, read.attentions
-        )
+        cache = one_cache(cache, past_key_values)
+        with _unchanged_on_error(cache):
+            read = self.transformer(
+                input_ids,
+                mems,
+                inputs_embeds,
+                None,
+                attention_mask,
+                output_attentions,
+                output_hidden_states,
+                use_cache,
+                cache,
+                return_dict=True,
+            )
+            hidden = read.last_hidden_state
+            loss = losses = scores = None
+            if labels is None:
+                scores = self.crit.log_probs(hidden[:, -logits_to_keep:])
+            else:
+                if labels.shape != hidden.shape[:2]:
+                    raise ValueError(f"labels must be {list(hidden.shape[:2])}, got shape {list(labels.shape)}")
+                goals = labels[:, 1:].long()
+                if attention_mask is not None:
+                    first = (attention_mask[:, :-1] == 0) & (attention_mask[:, 1:] != 0)
+                    goals = goals.masked_fill(first, IGNORED)
+                losses = self.crit.nll(hidden[:, :-1], goals)
+                if isinstance(num_items_in_batch, Tensor):
+                    num_items_in_batch = num_items_in_batch.to(losses.device)
+                scored = (goals != IGNORED).sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+                loss = losses.sum() / scored
+            return TransfoXLLMHeadModelOutput(
+                loss, losses, scores, read.mems, read.cache, read.hidden_states, read.attentions
+            )
 
     def prepare_inputs_for_generation(
         self,

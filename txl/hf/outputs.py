@@ -1,5 +1,7 @@
 """Outputs of the models, and the cache of keys and values for `generate()` that they hold."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +11,7 @@ from transformers.utils import ModelOutput
 
 from txl.model.transformer import Trunk
 from txl_kernels import KeyValueCache, RelAttention
+from txl_kernels.cache import unchanged_on_error
 
 
 def one_cache(cache: Any, past_key_values: Any) -> Any:
@@ -51,6 +54,18 @@ class TransfoXLCache:
     def is_linear(self) -> list[bool]:
         """For each layer, whether its attention is linear (always False)."""
         return [False] * len(self)
+
+    @contextmanager
+    def unchanged_on_error(self) -> Iterator[None]:
+        """A context that restores the cache if its body raises. After a call of several segments it
+        cannot be restored, and raises RuntimeError from then on."""
+        seen = self._seen
+        with unchanged_on_error(self.layers):
+            try:
+                yield
+            except BaseException:
+                self._seen = seen
+                raise
 
     def saw(self, count: int) -> None:
         """Add to the number of tokens read."""

@@ -12,6 +12,7 @@ from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, init_paramete
 from txl.model.attention import Biases, make_attention
 from txl.model.config import ModelConfig, NetworkConfig
 from txl_kernels import KeyValueCache, RelAttention, sinusoid
+from txl_kernels.cache import unchanged_on_error
 from txl_kernels.layer import SegmentAttention
 from txl_kernels.linear import project
 
@@ -331,11 +332,13 @@ class Trunk(nn.Module):
 
     def read_cached(self, embedded: Tensor, caches: Sequence[KeyValueCache]) -> Tensor:
         """Return hidden states as `read` does, taking a layer's keys and values from its
-        cache and appending the new ones. For evaluation with relative positions."""
+        cache and appending the new ones, unless the call fails. For evaluation with relative
+        positions."""
         hidden = embedded
-        for block, cache in zip(self.layers, caches, strict=True):
-            hidden = block.after_attention(hidden, block.attention(block.attention_input(hidden), cache=cache))
-        return self.finish(hidden)
+        with unchanged_on_error(caches):
+            for block, cache in zip(self.layers, caches, strict=True):
+                hidden = block.after_attention(hidden, block.attention(block.attention_input(hidden), cache=cache))
+            return self.finish(hidden)
 
     def _positions(self, embedded: Tensor, memory_len: int) -> Tensor | None:
         """Return the encodings of distances shared by the layers; None if layers have their own or

@@ -123,7 +123,7 @@ def weights(call: Call) -> tuple[Tensor, Tensor, Tensor]:
 
     # For a query without keys, a row of -inf would give NaN in the softmax and in its gradient.
     score = score.masked_fill(~alive, 0.0)
-    p, lse = softmax(score, -1) if keys > 0 else (score, score.new_zeros(batch, heads, length))
+    p, lse = softmax(score, -1) if keys > 0 else (score, score.sum(-1))
     lse = lse.masked_fill(~alive.squeeze(-1), -torch.inf)
     p = p * alive
     return p if sink is None else p * share_beside(sink, lse).unsqueeze(-1), lse, used

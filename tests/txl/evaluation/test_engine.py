@@ -62,6 +62,55 @@ def test_generation_does_not_grow() -> None:
     assert sizes == {(5, 5)}
 
 
+@pytest.mark.parametrize("part", ["blocks.1.attention.out", "blocks.1.feed_forward", "logits"])
+def test_a_failed_step_leaves_the_caches_as_they_were(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the second of two layers, whose first has appended to its cache; after the last one."""
+    model, tokens = small_model(), torch.randint(31, (2, 12))
+    engine, twin = Engine(model, 2, 6, 4), Engine(model, 2, 6, 4)
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    for segment in tokens.split(4, 1):
+        with monkeypatch.context() as patched, pytest.raises(MemoryError):
+            if part == "logits":
+                patched.setattr(model, "logits", fails)
+            else:
+                patched.setattr(model.get_submodule(part), "forward", fails)
+            engine(segment)
+        assert torch.equal(engine(segment), twin(segment))
+
+
+def test_a_failed_call_of_several_segments_must_be_reset() -> None:
+    """Unless the failed segment was the first, or the second and had not reached a cache."""
+    model, tokens = small_model(), torch.randint(31, (1, 12))
+    want = Engine(model, 1, 6, 4).feed(tokens)
+    for at, restored in ((1, True), (5, True), (9, False)):
+        engine, wrong = Engine(model, 1, 6, 4), tokens.clone()
+        wrong[0, at] = 31
+        with pytest.raises((IndexError, ValueError)):
+            engine.feed(wrong)
+        if not restored:
+            with pytest.raises(RuntimeError, match="cache is not whole"):
+                engine.feed(tokens)
+            engine.reset()
+        assert torch.equal(engine.feed(tokens), want)
+    calls: list[object] = []
+
+    def fails_at_the_third(*given: object) -> None:
+        calls.append(given)
+        if len(calls) == 3:
+            raise MemoryError
+
+    hook = model.blocks[1].feed_forward.register_forward_pre_hook(fails_at_the_third)
+    engine = Engine(model, 1, 6, 4)
+    with pytest.raises(MemoryError):
+        engine.feed(tokens)
+    hook.remove()
+    with pytest.raises(RuntimeError, match="cache is not whole"):
+        engine.feed(tokens)
+
+
 def test_bad_engines() -> None:
     model = small_model()
     with pytest.raises(TxlError, match=r"the attention length must be >= 1 .*, got 0"):
