@@ -208,7 +208,7 @@ class KeyValueCache:
         Raises:
             RuntimeError: an error interrupted several appends.
         """
-        self._check_whole()
+        self.check_whole()
         held = slice(self._begin, self._end)
         return self._keys[:, :, held], self._values[:, :, held]
 
@@ -244,7 +244,7 @@ class KeyValueCache:
                 "cache must not be a KeyValueCache while a CUDA graph is captured: each replay would overwrite the "
                 "same positions; make a StaticCache (new_cache(.., start=..))"
             )
-        self._check_whole()
+        self.check_whole()
         self._check_segment(k, v)
         length, held = k.size(2), len(self)
         if self._end + length > self._keys.size(2):  # then begin >= mem_len >= held: source and target do not overlap
@@ -276,7 +276,8 @@ class KeyValueCache:
         elif appends:
             self._lost = True
 
-    def _check_whole(self) -> None:
+    def check_whole(self) -> None:
+        """Raise RuntimeError if an error interrupted a call and positions are missing."""
         if self._lost:
             raise RuntimeError(
                 "cache is not whole, because an error interrupted a call of several segments: clear() it"

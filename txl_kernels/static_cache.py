@@ -62,7 +62,7 @@ class StaticCache(KeyValueCache):
         Raises:
             RuntimeError: an error interrupted an append.
         """
-        self._check_whole()
+        self.check_whole()
         return self._keys[self.turn], self._values[self.turn]
 
     @torch.no_grad()
@@ -74,7 +74,7 @@ class StaticCache(KeyValueCache):
             ValueError: L is above max_segment, or another axis differs from the cache's.
             RuntimeError: an error interrupted an append before.
         """
-        self._check_whole()
+        self.check_whole()
         self._check_segment(k, v)
         for buffer, new in ((self._keys, k), (self._values, v)):
             kept = buffer[self.turn][:, :, new.size(2) :]

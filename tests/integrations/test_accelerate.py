@@ -5,7 +5,6 @@ import inspect
 import io
 import pickle
 import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -106,7 +105,8 @@ def _subclass() -> nn.Module:
 
 def _own_forward() -> nn.Module:
     module = make("espnet").module
-    module.forward = types.MethodType(type(module).forward, module)  # type: ignore[method-assign]
+    own = module.forward
+    module.forward = lambda *given: own(*given)  # type: ignore[method-assign]
     return module
 
 

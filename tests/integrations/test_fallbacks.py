@@ -23,6 +23,8 @@ def with_mask(name: str, mask: Tensor) -> Any:
         "wav2vec2-conformer": lambda f, x: f(x, mask, encodings)[0],
         "speechbrain": lambda f, x: f(x, x, x, encodings, None, mask, return_attn_weights=False),
         "ding": lambda f, x: f(x, torch.ones(75, 1, 64), torch.cat([x[:30], x]), *torch.ones(2, 4, 16), mask),
+        "nemo": lambda f, x: f(x, x, x, mask, encodings),
+        "espnet": lambda f, x: f(x, x, x, encodings, mask),
     }
     case.call = calls[name]
     return case
@@ -61,6 +63,10 @@ FALLS_BACK: dict[str, tuple[Callable[[], Any], str]] = {
                                          "an additive mask of other values than 0 and -inf"),
     "wav2vec2-conformer, a mask each head": (
         lambda: with_mask("wav2vec2-conformer", torch.ones(3, HEADS, 45, 45).bool()), "a mask for each head"),
+    **{f"{name}, a mask of one key": (lambda name=name, mask=mask: with_mask(name, mask), "a mask of another number of keys")
+       for name, mask in {"parakeet": torch.ones(3, 1, 45, 1).bool(), "wav2vec2-conformer": torch.zeros(3, 1, 45, 1),
+                          "ding": torch.zeros(45, 1, 1).bool(), "nemo": torch.zeros(3, 45, 1).bool(),
+                          "espnet": torch.ones(3, 45, 1).bool()}.items()},
     "nemo, everything dropped": (lambda: in_training("nemo", 1.0), "everything is dropped"),
     "a function of one's own": (lambda: own_function("parakeet"), "an attention function of one's own, 'mine'"),
 }  # fmt: skip

@@ -17,7 +17,7 @@ from txl_kernels.integrations.registry import accelerated_class, find, look_alik
 from txl_kernels.integrations.select import Chosen, Selection
 from txl_kernels.integrations.streaming import forget
 from txl_kernels.integrations.verify import difference
-from txl_kernels.integrations.wrapped import is_replaced, swap, swaps_back
+from txl_kernels.integrations.wrapped import is_replaced, replaced_method, swap
 
 Weights = Literal["fallback", "none"]
 Export = Literal["original", "operator"]
@@ -329,7 +329,7 @@ def restore(model: nn.Module) -> int:
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     found: list[tuple[str, Any]] = [item for item in model.named_modules() if isinstance(item[1], Accelerated)]
     for name, module in found:
-        if not swaps_back(module):
+        if is_replaced(module):
             raise RuntimeError(
                 f"{name or 'the model'} has a forward of the instance's, replaced since it was accelerated: undo that first"
             )
@@ -384,8 +384,9 @@ def _hindrance(peer: Peer, module: nn.Module, ancestors: Sequence[nn.Module]) ->
         elsewhere = x.device.type == "meta" or x.itemsize == 1
         if x.is_floating_point() and not elsewhere and not has_kernel(x.device, x.dtype):
             return f"no kernel for {x.dtype} on {x.device.type}"
-    if is_replaced(module):
-        return "its forward was replaced on the instance"
+    replaced = replaced_method(module)
+    if replaced is not None:
+        return f"its {replaced} was replaced on the instance"
     if isinstance(module, torch.jit.ScriptModule):
         return "is a ScriptModule"
     try:

@@ -10,13 +10,17 @@ from typing import Any, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C import _functorch as functorch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from txl_kernels.bounds import scan
 from txl_kernels.composed import merged
 from txl_kernels.functional import rel_attention
+from txl_kernels.operators import is_plain
 from txl_kernels.seed import new_seed
 
 Bounds = tuple[Tensor | None, Tensor | None]
+OTHER_KEYS = "a mask of another number of keys than the call"
 Window = tuple[int | None, int | None] | None  # numbers of keys before and after a query's own, each None for all
 ALL: Bounds = (None, None)
 T = TypeVar("T")
@@ -39,12 +43,19 @@ def mask_bounds(mask: Tensor | None, seen: Callable[[Tensor], Tensor] | None = N
 
 
 def bounds_or_reason(
-    why: str | None, mask: Tensor | None, seen: Callable[[Tensor], Tensor] | None = None
+    why: str | None, mask: Tensor | None, seen: Callable[[Tensor], Tensor] | None = None, *, keys: int | None
 ) -> Bounds | str:
     """Return the result of `mask_bounds`, or the reason why the original must answer a call: `why`,
-    unless it is None, or what the mask has that no kernel computes."""
+    unless it is None, or what the mask has that no kernel computes.
+
+    keys: the number of keys of the call, which the mask's last axis must have (originals broadcast
+    a mask of one key); None to leave that to the caller.
+    """
+    why = why or why_not_read(mask)
     if why is not None:
         return why
+    if mask is not None and keys is not None and mask.size(-1) != keys:
+        return OTHER_KEYS
     try:
         bounds = mask_bounds(mask, seen)
     except AdditiveMask:
@@ -232,11 +243,36 @@ def same_for_all(x: Tensor, axis: int = 0) -> bool:
 
 def holds(condition: Tensor, message: str) -> bool:
     """Whether a condition, bool [], is met. Under torch.compile, True, with an assertion that runs
-    with the graph."""
+    with the graph. True for a fake tensor, and False under torch.func.vmap, where it may differ
+    between the elements."""
     if torch.compiler.is_compiling():
         torch._assert_async(condition, message)
         return True
-    return bool(condition)
+    return is_true(condition, True)
+
+
+def why_not_read(x: Tensor | None) -> str | None:
+    """Return the reason why a mask cannot be read, or None: torch.func.vmap maps over it."""
+    if torch.compiler.is_compiling():
+        return None
+    while x is not None and functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_batchedtensor(x):
+            return "a mask that torch.func.vmap maps over"
+        x = functorch.get_unwrapped(x)
+    return None
+
+
+def is_true(condition: Tensor, fake: bool) -> bool:
+    """Whether a condition, bool [], is met; `fake` for a fake tensor, which has no value, and False
+    under torch.func.vmap if it belongs to one of the elements."""
+    if isinstance(condition, FakeTensor):
+        return fake
+    try:
+        return bool(condition)
+    except RuntimeError:
+        if is_plain():
+            raise
+        return False
 
 
 def once(kind: str, x: Tensor, key: Any, compute: Callable[[], T]) -> T:
@@ -244,9 +280,9 @@ def once(kind: str, x: Tensor, key: Any, compute: Callable[[], T]) -> T:
 
     A tensor that was changed in place counts as another one. Changes that do not increase its
     version are not noticed: those through `.data` or through shared memory. Inference tensors have
-    no version, so for them compute() runs each time.
+    no version, so for them compute() runs each time, as it does under transforms and tracers.
     """
-    if torch.compiler.is_compiling() or x.is_inference():
+    if not is_plain() or x.is_inference():
         return compute()
     last = _last.__dict__.get(kind)
     if last is not None and last[0]() is x and last[1] == x._version and last[2] == key:

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from txl_kernels.backends import KERNELS
-from txl_kernels.integrations.source import source_hash
-from txl_kernels.integrations.wrapped import acts_on_calls
+from txl_kernels.checks import autocast_dtype
+from txl_kernels.integrations.source import NotItsSource, source_hash
+from txl_kernels.integrations.wrapped import why_not_skipped
+from txl_kernels.linear import has_global_hook
 
 STATE = "_txl_kernels"  # the name of an attribute that is added to accelerated modules
 EXPORTED = "exported or traced"
@@ -29,8 +31,13 @@ class Accelerated:
         peer: the `Peer` that the class belongs to.
         method: the name of the original's method that the adapter replaces.
         needs: names of attributes that a module of this kind has.
-        skips: names of submodules that the original calls and the adapter does not. If hooks, for
-            example, act on their calls, the original runs.
+        skips: names of submodules that the original calls and the adapter does not. Each must be
+            exactly of a known class, with the class' own forward and without hooks, else the
+            original runs.
+        forwards: the known classes of such submodules, with their forwards: some of torch's, and
+            those in the original's module that its code names.
+        replaced: the original's method that the adapter's replaces. If the class has another now,
+            the original runs.
     """
 
     original: ClassVar[type]
@@ -38,6 +45,8 @@ class Accelerated:
     method: ClassVar[str] = "forward"
     needs: ClassVar[tuple[str, ...]] = ()
     skips: ClassVar[tuple[str, ...]] = ()
+    forwards: ClassVar[Mapping[type, Any]] = {}
+    replaced: ClassVar[Any] = None
 
     @staticmethod
     def settings_from(ancestors: Sequence[nn.Module]) -> dict[str, Any]:
@@ -118,8 +127,9 @@ class Accelerated:
     def reader_of_weights(self: Any) -> str | None:
         """Return the reason why a class that stores its attention weights must compute them: a hook
         may read them after the call. None if there is no such hook."""
-        readers = [hook for hook in self._forward_hooks.values() if not _is_torchs(hook)]
-        return "a forward hook, which may read the weights that the original stores" if readers else None
+        if has_readers(self):
+            return "a forward hook, which may read the weights that the original stores"
+        return None
 
     def setting(self, name: str) -> Any:
         """Return a setting that was given to `accelerate` or found by `settings_from`; None if
@@ -136,19 +146,25 @@ class Accelerated:
             return "everything is dropped"
         if dropout_p != dropout_p:
             return "a dropout of another kind than torch's"
+        if getattr(self.original, self.method) is not type(self).replaced:
+            return f"another {self.method} of its class"
         for name in self.skips:
-            if acts_on_calls(self.get_submodule(name)):
-                return f"hooks on its {name}, which the kernels do not call"
-        dtype = x.dtype
-        if torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type)
+            why = why_not_skipped(self.get_submodule(name), self.forwards)
+            if why is not None:
+                return f"{why} on its {name}, which the kernels do not call"
+        dtype = autocast_dtype(x.device.type) or x.dtype
         return None if has_kernel(x.device, dtype) else f"no kernel for {dtype} on {x.device.type}"
 
 
-def _is_torchs(hook: Any) -> bool:
-    """Whether a hook is torch's own (FSDP's, for example), and so does not read attention
-    weights."""
-    return str(getattr(hook, "__module__", "")).startswith("torch.")
+def has_readers(module: nn.Module, before: bool = False) -> bool:
+    """Whether forward hooks of a user's act on a module: not torch's own (FSDP's, for example), nor
+    transformers' collector of outputs.
+
+    before: True to count hooks before the call, too.
+    """
+    hooks = [*module._forward_hooks.values(), *(module._forward_pre_hooks.values() if before else ())]
+    own = any(not str(getattr(hook, "__module__", "")).startswith(("torch.", "transformers.")) for hook in hooks)
+    return own or (not torch.compiler.is_compiling() and has_global_hook())
 
 
 def exporting() -> bool:
@@ -251,6 +267,8 @@ class Peer:
             return None
         try:
             found = source_hash(original)
+        except NotItsSource as error:
+            return str(error)
         except (OSError, TypeError) as error:
             return f"its source cannot be read ({error}); tested: {self.tested()}"
         if found in self.hashes.values():

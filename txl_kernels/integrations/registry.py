@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import inspect
 import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import nn
 
 from txl_kernels.integrations.adapters import KNOWN
 from txl_kernels.integrations.peer import Accelerated, Peer
-from txl_kernels.integrations.source import source_hash
+from txl_kernels.integrations.source import NotItsSource, check_code, parts, source_hash
 
 PREFIX = "Accelerated"
 _peers: dict[str, Peer] = {peer.path: peer for peer in KNOWN}
@@ -136,9 +137,46 @@ def accelerated_class(peer: Peer, original: type) -> type:
         name += "@" + path.replace(".", ":")
     found = globals().get(name)
     if found is None or found.original is not original or not issubclass(found, peer.adapter):
-        found = type(name, (peer.adapter, original), {"__module__": __name__, "original": original, "peer": peer})
+        method = peer.adapter.method
+        theirs = getattr(original, method)
+        members = {
+            "__module__": __name__, "original": original, "peer": peer, "replaced": theirs,
+            "forwards": {kind: kind.forward for kind in _known_parts(peer, original)},
+            method: _named_alike(getattr(peer.adapter, method), theirs),
+        }  # fmt: skip
+        found = type(name, (peer.adapter, original), members)
         setattr(sys.modules[__name__], name, found)
     return found
+
+
+def _known_parts(peer: Peer, original: type) -> list[Any]:
+    """Return the classes of modules that an adapter may read past: some of torch's, and those that
+    the original's code names in its own module, or the code of the peer's class in its module."""
+    found: list[Any] = [nn.Dropout, nn.Identity, nn.Softmax]
+    named = parts(original)
+    if path_of(original) != peer.path and peer.path.rpartition(".")[0] in sys.modules:
+        named += parts(peer.original())
+    for part in named:
+        if inspect.isclass(part) and issubclass(part, nn.Module):
+            try:
+                check_code(part)
+            except NotItsSource:
+                continue
+            except (OSError, TypeError):  # a notebook's class, for example
+                pass
+            found.append(part)
+    return found
+
+
+def _named_alike(ours: Any, theirs: Any) -> Any:
+    """Return a copy of our method that shows the signature of theirs, by whose names others call
+    it: torch.export, for example, and transformers' Trainer."""
+    copied = types.FunctionType(ours.__code__, ours.__globals__, ours.__name__, ours.__defaults__, ours.__closure__)
+    copied.__kwdefaults__, copied.__doc__, copied.__module__ = ours.__kwdefaults__, ours.__doc__, ours.__module__
+    copied.__qualname__ = ours.__qualname__
+    copied.__dict__.update(ours.__dict__)
+    copied.__signature__ = inspect.signature(theirs)  # type: ignore[attr-defined]
+    return copied
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ import inspect
 import sys
 import textwrap
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 _NOT_OF_PEERS = ("torch", "abc", "builtins", "typing")
@@ -15,7 +16,12 @@ _OF_ALL_MODELS = tuple(f"transformers.{name}." for name in ("modeling_utils", "u
 # Fields that do not change what is computed; `ctx` follows from the place in the tree.
 _SAYS_NOTHING = ("annotation", "returns", "type_comment", "type_params", "type_ignores", "kind", "ctx")
 
-_trees: "weakref.WeakKeyDictionary[Any, ast.AST]" = weakref.WeakKeyDictionary()
+_trees: "weakref.WeakKeyDictionary[Any, tuple[ast.stmt, int]]" = weakref.WeakKeyDictionary()
+
+
+class NotItsSource(TypeError):
+    """The error of a class or function whose code was replaced, so that its source does not say
+    what it computes."""
 
 
 def source_hash(original: type) -> str:
@@ -28,9 +34,12 @@ def source_hash(original: type) -> str:
     another count only by name.
 
     Raises:
-        OSError, TypeError: the source cannot be found.
+        OSError, TypeError: the source cannot be found, or is not that of the present code.
     """
     found = parts(original)
+    for part in found:
+        if part in original.__mro__ or inspect.isfunction(part):  # the others are called
+            check_code(part)
     names = {part.__name__: f"#{n}" for n, part in enumerate(found)}
     said = [canonical(part, names) for part in found]
     numbers = {name: value for part in found for name, value in _numbers(part).items()}
@@ -86,16 +95,42 @@ def canonical(part: Any, names: dict[str, str]) -> Any:
 
     names: the replacement for each name of a class or function.
     """
-    return _plain(_tree(part), names)
+    return _plain(ast.Module([_tree(part)[0]], []), names)
 
 
-def _tree(part: Any) -> ast.AST:
-    """Return the syntax tree of a class or function. It is kept, because inspect parses the whole
-    file for each class, and each layer of a model has the same."""
+def _tree(part: Any) -> tuple[ast.stmt, int]:
+    """Return the syntax tree of a class or function, and the line before its first. They are kept,
+    because inspect parses the whole file for each class, and each layer of a model has the same."""
     found = _trees.get(part)
     if found is None:
-        found = _trees[part] = ast.parse(textwrap.dedent(inspect.getsource(part)))
+        lines, first = inspect.getsourcelines(part)
+        tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
+        found = _trees[part] = tree, first - 1
     return found
+
+
+def check_code(part: Any) -> None:
+    """Check that a function, or each method of a class, is the one in its source.
+
+    Raises:
+        OSError, TypeError: it is not (`NotItsSource`), or the source cannot be found.
+    """
+    tree, before = _tree(part)
+    members: Mapping[str, Any] = {part.__name__: part}
+    written, wrapped = [tree], False
+    if inspect.isclass(part):
+        members, written, wrapped = vars(part), tree.body, bool(tree.decorator_list)  # type: ignore[attr-defined]
+    nodes = {node.name: node for node in written if isinstance(node, ast.FunctionDef)}
+    for name in {*nodes, "forward"} & {*members}:
+        function = getattr(members[name], "__func__", members[name])
+        if not inspect.isfunction(function):  # a property, for example
+            continue
+        node = nodes.get(name)
+        if wrapped or (node is not None and node.decorator_list):
+            function = inspect.unwrap(function)
+        first = () if node is None else [before + n for n in (node.lineno, *(x.lineno for x in node.decorator_list))]
+        if function.__code__.co_firstlineno not in first:
+            raise NotItsSource(f"{part.__qualname__}.{name} is not that of its source: it was replaced")
 
 
 def _plain(node: Any, names: dict[str, str]) -> Any:

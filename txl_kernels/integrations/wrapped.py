@@ -3,8 +3,13 @@ stores the module's bound `forward`."""
 
 import functools
 import types
+from collections.abc import Mapping
+from typing import Any
 
+import torch
 from torch import nn
+
+from txl_kernels.linear import has_global_hook, has_hooks
 
 _HELD = ("_old_forward", "forward")  # set on an instance by accelerate's hooks; the second remains
 
@@ -23,24 +28,41 @@ def swap(module: nn.Module, kind: type) -> None:
 
 def is_replaced(module: nn.Module) -> bool:
     """Whether a module's forward was replaced on the instance by something other than accelerate's
-    hooks around its own."""
-    return "forward" in module.__dict__ and not _is_offloaded(module)
+    hooks around its own, or the bound forward that they leave."""
+    own = module.__dict__.get("forward")
+    return own is not None and not _is_own(module, own) and not _is_offloaded(module)
 
 
-def swaps_back(module: nn.Module) -> bool:
-    """Whether `swap` replaces all bound forwards that a module holds."""
-    return not is_replaced(module) or _is_own(module, module.__dict__["forward"])
+def replaced_method(module: nn.Module) -> str | None:
+    """Return the name of a method of a module's class, forward or one of the class' own, that was
+    replaced on the instance; None if there is none."""
+    if is_replaced(module):
+        return "forward"
+    kind = type(module)
+    for name in module.__dict__:
+        if isinstance(getattr(kind, name, None), types.FunctionType) and not hasattr(nn.Module, name):
+            return name
+    return None
 
 
-def acts_on_calls(module: nn.Module) -> bool:
-    """Whether a call of a module does more than its class' forward on its tensors: hooks, a forward
-    replaced on the instance, or tensors that accelerate loads for a call."""
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
-        return True
-    if "forward" not in module.__dict__:
-        return False
-    tensors = [*module._parameters.values(), *module._buffers.values()]
-    return is_replaced(module) or any(x is not None and x.device.type == "meta" for x in tensors)
+def why_not_skipped(part: nn.Module, forwards: Mapping[type, Any]) -> str | None:
+    """Return the reason why a module must be called, and its parameters may not be read instead, or
+    None: it is not exactly of a known class with the class' own forward, hooks act on its calls, or
+    accelerate loads its tensors for a call.
+
+    forwards: the known classes, with their forwards.
+    """
+    kind = type(part)
+    if forwards.get(kind) is not kind.forward:
+        return "another class or forward"
+    if has_hooks(part) or (not torch.compiler.is_compiling() and has_global_hook()):
+        return "hooks"
+    if "forward" not in part.__dict__:
+        return None
+    if is_replaced(part):
+        return "another class or forward"
+    tensors = [*part._parameters.values(), *part._buffers.values()]
+    return "hooks" if any(x is not None and x.device.type == "meta" for x in tensors) else None
 
 
 def _is_own(module: nn.Module, forward: object) -> bool:

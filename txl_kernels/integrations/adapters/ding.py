@@ -5,7 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels.integrations.attention import Bounds, attend, bounds_of, dropout_of, holds, once
+from txl_kernels.integrations.attention import (
+    OTHER_KEYS,
+    Bounds,
+    attend,
+    bounds_of,
+    dropout_of,
+    holds,
+    once,
+    why_not_read,
+)
 from txl_kernels.integrations.peer import Accelerated, Peer
 
 
@@ -27,6 +36,9 @@ class DIEngine(Accelerated):
         why = self.why_not_kernel(inputs, dropout_p)
         if mask is None:
             why = "no mask: keys ahead then meet the next query's shifted scores"
+        elif mask.size(1) != full_input.size(0):
+            why = OTHER_KEYS
+        why = why or why_not_read(mask)
         bounds = None if mask is None or why is not None else once("mask", mask, "causal", lambda: _bounds(mask))
         if bounds is None:
             return self.fall_back(why or "a mask with holes, or that shows keys ahead", *given)  # type: ignore[no-any-return]

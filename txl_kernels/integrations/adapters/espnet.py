@@ -36,7 +36,7 @@ class ESPnet(Accelerated):
         why = self.reader_of_weights() or self.why_not_kernel(query, dropout_p)
         if query.size(1) != key.size(1):
             why = "queries and keys of different lengths"
-        bounds = bounds_or_reason(why, mask, nonzero)
+        bounds = bounds_or_reason(why, mask, nonzero, keys=key.size(1))
         if isinstance(bounds, str):
             return self.fall_back(bounds, query, key, value, pos_emb, mask)  # type: ignore[no-any-return]
         q, k, v = self.forward_qkv(query, key, value)
@@ -81,7 +81,7 @@ class ESPnetLegacy(Accelerated):
             why = "queries, keys and encodings of different lengths"
         elif self.zero_triu:
             why = "zero_triu"
-        bounds = bounds_or_reason(why, mask, nonzero)
+        bounds = bounds_or_reason(why, mask, nonzero, keys=key.size(1))
         if isinstance(bounds, str):
             return self.fall_back(bounds, query, key, value, pos_emb, mask)  # type: ignore[no-any-return]
         q, k, v = self.forward_qkv(query, key, value)
@@ -125,7 +125,7 @@ class ESPnetTransducer(Accelerated):
         seen = ~mask.bool().unsqueeze(1)
         if chunk_mask is not None:
             seen = seen & ~chunk_mask.bool()
-        bounds = bounds_or_reason(why, seen)
+        bounds = bounds_or_reason(why, seen, keys=key.size(1))
         if isinstance(bounds, str):
             return self.fall_back(bounds, query, key, value, pos_enc, mask, chunk_mask, left_context)  # type: ignore[no-any-return]
         q, k, v = self.forward_qkv(query, key, value)

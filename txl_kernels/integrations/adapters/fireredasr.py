@@ -18,7 +18,7 @@ from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width
 
 
 class FireRed(Accelerated):
-    skips = ("attention.dropout",)
+    skips = ("attention", "attention.dropout")
     needs = ("forward_qkv", "layer_norm_q", "linear_pos", "pos_bias_u", "pos_bias_v", "attention", "fc")
 
     @staticmethod
@@ -33,7 +33,7 @@ class FireRed(Accelerated):
             why = "attention weights asked for (accelerate(model, weights='none') answers None)"
         elif q.size(1) != k.size(1):
             why = "queries and keys of different lengths"
-        bounds = bounds_or_reason(why, mask, nonzero)
+        bounds = bounds_or_reason(why, mask, nonzero, keys=k.size(1))
         if isinstance(bounds, str):
             return self.fall_back(bounds, q, k, v, pos_emb, mask)
         residual = q

@@ -43,7 +43,7 @@ class Gemma3n(Accelerated):
 
     def forward(self: Any, hidden_states: Tensor, mask: Tensor) -> Tensor:
         why = self.why_not_kernel(hidden_states)
-        bounds = bounds_or_reason(why, mask, unhidden)
+        bounds = bounds_or_reason(why, mask, unhidden, keys=hidden_states.size(1))
         if isinstance(bounds, str):
             return self.fall_back(bounds, hidden_states, mask)  # type: ignore[no-any-return]
         heads = self.num_heads

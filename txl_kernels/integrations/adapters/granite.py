@@ -69,7 +69,7 @@ class Granite5(Accelerated):
         )
         if not usual:
             why = why or "distances of another order"
-        bounds = bounds_or_reason(why, attention_mask)
+        bounds = bounds_or_reason(why, attention_mask, keys=hidden_states.size(1))
         if isinstance(bounds, str):
             return self.fall_back(bounds, hidden_states, position_embeddings, attention_mask, **kwargs)  # type: ignore[no-any-return]
         q, k, v = (

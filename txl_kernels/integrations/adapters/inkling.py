@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from txl_kernels.integrations.adapters.inkling_masks import Keys, Seen, distances_of, keys_of, mask_of, without_pairs
 from txl_kernels.integrations.adapters.transformers import (
@@ -22,7 +23,7 @@ from txl_kernels.integrations.adapters.transformers import (
     own_way,
 )
 from txl_kernels.integrations.attention import ALL, Bounds, Window, attend, holds, merge_heads, narrower, once
-from txl_kernels.integrations.peer import Accelerated, Peer
+from txl_kernels.integrations.peer import Accelerated, Peer, has_readers
 
 IMPLEMENTATIONS = (None, "eager", "sdpa")  # those whose masks are tensors
 
@@ -46,7 +47,8 @@ class TextModel(Accelerated):
         return self._without_pairs(*args, **kwargs)
 
     def _needs_pairs(self: Any, kwargs: dict[str, Any]) -> bool:
-        """Whether an original layer may answer, which needs masks and distances of all pairs."""
+        """Whether an original layer may answer, or a hook on a layer may read its arguments, which
+        needs masks and distances of all pairs."""
         text = getattr(self, "language_model", self)
         implementation = implementation_of(text)
         weight = text.norm.weight
@@ -54,6 +56,7 @@ class TextModel(Accelerated):
             implementation not in IMPLEMENTATIONS
             or weight.device.type == "meta"  # until a call loads it
             or not all(isinstance(layer.self_attn, Accelerated) for layer in text.layers)
+            or any(has_readers(x, before=True) for layer in text.layers for x in (layer, layer.self_attn))
             or own_way(self, kwargs) is not None
             or self.why_not_kernel(weight) is not None
         )
@@ -83,9 +86,7 @@ class Attention(Accelerated):
             return f"an attention implementation that masks otherwise, {implementation!r}"
         if implementation != "sdpa" and isinstance(mask, Tensor) and mask.dtype == torch.bool:
             return "a boolean mask, which eager attention adds to scores"
-        if isinstance(mask, Tensor) and mask.size(-1) != keys.total:
-            return "a mask of another number of keys than the cache returns"
-        bounds = interface_bounds(None, mask)
+        bounds = interface_bounds(None, mask, keys.total)
         if isinstance(bounds, str):
             return bounds
         _, end = bounds
@@ -105,6 +106,9 @@ class Attention(Accelerated):
         extent]. sink: [B, H, L]. bounds, causal: the result of `_bounds`.
         """
         visible = keys.past + q.size(2)  # a static cache has unused room behind them
+        if self.sliding_window == 1 and k.size(2) > keys.total:
+            # transformers' cache of a window of one key keeps all: it slices the last 0.
+            k, v = k[:, :, -keys.total :], v[:, :, -keys.total :]
         if k.size(2) != keys.total:
             raise ValueError(f"the cache must return the {keys.total} keys that it announced, got {k.size(2)}")
         start, end = (None if x is None else x.to(q.device) for x in bounds)
@@ -249,6 +253,8 @@ class Full(Inkling2):
 def _keys_of(distances: Tensor) -> Keys | None:
     """Return the keys of a cache from the distances [L, S] that an original text model passes; None
     if they are of another order."""
+    if isinstance(distances, FakeTensor):
+        return None
     keys = Keys(int(distances[0, 0]), distances.size(1), 0)
     usual = distances_of(keys, distances.size(0), distances.device)
     return keys if holds((distances == usual).all(), "distances are of another order") else None

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
-from txl_kernels.integrations.attention import bounds_of
+from txl_kernels.integrations.attention import bounds_of, is_true
 from txl_kernels.integrations.rebound import rebound
 
 
@@ -39,12 +40,12 @@ class Seen(NamedTuple):
 
 def keys_of(cache: Any, layer: int, length: int) -> Keys | None:
     """Return the keys that a layer's cache will return for `length` more; None if that is known to
-    the device only, in a compiled call."""
+    the device only, in a compiled call, or to nobody (a fake tensor)."""
     if cache is None:
         return Keys(0, length, 0)
     total, first = cache.get_mask_sizes(length, layer)
     offset = cache.get_query_offset(layer)  # a tensor for a static cache
-    if isinstance(offset, Tensor) and torch.compiler.is_compiling():
+    if isinstance(offset, Tensor) and (torch.compiler.is_compiling() or isinstance(offset, FakeTensor)):
         return None
     return Keys(int(offset) - first, total, first)
 
@@ -73,7 +74,8 @@ def _seen(config: Any, x: Tensor, mask: Any, cache: Any, position_ids: Any, laye
     start, end = bounds
     assert start is not None
     assert end is not None
-    if not torch.compiler.is_compiling() and not ((start > 0) | (end < keys.past + length)).any():
+    hidden = ((start > 0) | (end < keys.past + length)).any()
+    if not torch.compiler.is_compiling() and is_true(~hidden, False):
         return Seen(None, None, keys)
     visible = keys.past + length  # of a static cache's unused room no query sees anything
     return Seen(start.clamp(max=visible), end.clamp(max=visible), keys)
@@ -83,7 +85,7 @@ def _packed_starts(position_ids: Any) -> Tensor | None:
     """Return the index of the first token of each token's sequence, int32 [1 or B, L], where
     position_ids restart within a row; None if they do not."""
     restarts = F.pad(position_ids.diff(dim=-1) != 1, (1, 0))
-    if not torch.compiler.is_compiling() and not restarts.any():
+    if not torch.compiler.is_compiling() and is_true(~restarts.any(), False):
         return None
     at = torch.arange(restarts.size(1), device=restarts.device, dtype=torch.int32)
     return torch.where(restarts, at, 0).cummax(-1).values.to(torch.int32)

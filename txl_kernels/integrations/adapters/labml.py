@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from txl_kernels.integrations.attention import attend, bounds_or_reason, dropout_of
+from txl_kernels.integrations.attention import OTHER_KEYS, attend, bounds_or_reason, dropout_of
 from txl_kernels.integrations.peer import Accelerated, Peer
 
 
@@ -21,7 +21,9 @@ class Labml(Accelerated):
             why = "fewer keys than queries"
         elif keys + length > 2 * self.P:
             why = "more positions than its table has"
-        bounds = bounds_or_reason(why, mask, _visible)
+        elif mask is not None and mask.size(1) != keys:
+            why = OTHER_KEYS
+        bounds = bounds_or_reason(why, mask, _visible, keys=None)
         if isinstance(bounds, str):
             return self.fall_back(bounds, query=query, key=key, value=value, mask=mask)  # type: ignore[no-any-return]
         q, k, v = (f(x).permute(1, 2, 0, 3) for f, x in ((self.query, query), (self.key, key), (self.value, value)))

@@ -34,7 +34,7 @@ class MPNet(Accelerated):
             why = why or "biases of all pairs, of an encoder that is not accelerated"
         elif attention_mask is not None and attention_mask.dtype == torch.bool:
             why = why or "a bool mask, which the original adds to scores"
-        bounds = interface_bounds(why, attention_mask)
+        bounds = interface_bounds(why, attention_mask, hidden_states.size(1))
         if isinstance(bounds, str) or position_bias is None:
             bias = position_bias
             if bias is not None and bias.dim() == 2:

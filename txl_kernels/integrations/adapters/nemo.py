@@ -19,6 +19,7 @@ from txl_kernels.integrations.attention import (
     bounds_of,
     bounds_or_reason,
     dropout_of,
+    is_true,
     merge_heads,
     narrower,
     once,
@@ -52,7 +53,7 @@ class NeMo(Accelerated):
     ) -> Any:
         dropout_p = self.dropout_rate * self.training if self.use_pytorch_sdpa else dropout_of(self.dropout)
         why = self.why_not_kernel(query, dropout_p)
-        bounds = bounds_or_reason(why, mask, unhidden)
+        bounds = bounds_or_reason(why, mask, unhidden, keys=key.size(1) + (0 if cache is None else cache.size(1)))
         if isinstance(bounds, str):
             return self.fall_back(bounds, query, key, value, mask, pos_emb, cache)
         before, frames = cache, query.size(1)
@@ -134,7 +135,7 @@ class NeMoLocal(Accelerated):
             why = "a cache"
         elif min(left, right) < 0 or max(left, right) <= 0 or pos_emb.size(1) != left + right + 1:
             why = "an unlimited context, or encodings of another"
-        bounds = bounds_or_reason(why, pad_mask, unhidden)
+        bounds = bounds_or_reason(why, pad_mask, unhidden, keys=key.size(1))
         if isinstance(bounds, str):
             return self.fall_back(bounds, query, key, value, pad_mask, pos_emb, cache)
         if torch.is_autocast_enabled():
@@ -219,7 +220,7 @@ def _from_function(mask: Any, length: int, device: torch.device) -> Bounds | Non
     any_of = nn.functional.pad(seen, (0, -length % columns)).unflatten(-1, (-1, columns)).any(-1)
     if any_of.size(1) > 1:
         any_of = nn.functional.pad(any_of, (0, 0, 0, -length % rows)).unflatten(1, (-1, rows)).any(2)
-    return bounds_of(seen) if torch.equal(any_of.expand_as(blocks[:, 0]), blocks[:, 0]) else None
+    return bounds_of(seen) if is_true((any_of == blocks[:, 0]).all(), True) else None
 
 
 def _without_positions(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:

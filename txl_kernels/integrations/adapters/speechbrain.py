@@ -34,7 +34,9 @@ class SpeechBrain(Accelerated):
             why = "queries, keys and values of different tensors"
         elif attn_mask is not None and (attn_mask.dim() != 2 or attn_mask.dtype != torch.bool):
             why = "an additive mask, or one for each head"
-        bounds = bounds_or_reason(why, None if why is not None else _seen(key_padding_mask, attn_mask))
+        bounds = bounds_or_reason(
+            why, None if why is not None else _seen(key_padding_mask, attn_mask), keys=key.size(1)
+        )
         if isinstance(bounds, str):
             return self.fall_back(bounds, *given)
         heads, width = self.num_heads, self.head_dim

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from txl_kernels.integrations.adapters.shared_bias import SharesBias, all_pairs
 from txl_kernels.integrations.adapters.transformers import (
     attentions_wanted,
+    check_keys,
     implementation_of,
     interface_bounds,
     own_way,
@@ -45,11 +46,17 @@ class Buckets(Accelerated):
         return float(self.dropout) if self.training else 0.0
 
     def answer(
-        self: Any, x: Tensor, bounds: Bounds, masked: bool, bias: Tensor | None, cache: Any, kwargs: dict[str, Any]
+        self: Any,
+        x: Tensor,
+        bounds: Bounds,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        cache: Any,
+        kwargs: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:
         """Return the module's output and the biases [H, T]: those given, or of its own table.
 
-        masked: whether the call has a mask; without one transformers' sdpa is causal in a decoder.
+        mask: the mask of `bounds`; without one transformers' sdpa is causal in a decoder.
         """
         length = x.size(1)
         q, k, v = (f(x).unflatten(-1, (-1, self.key_value_proj_dim)).transpose(1, 2) for f in (self.q, self.k, self.v))
@@ -58,8 +65,9 @@ class Buckets(Accelerated):
             seen = cache.get_seq_length(self.layer_idx)
             seen = seen.clone() if isinstance(seen, Tensor) else seen  # a static cache counts in place
             k, v = getattr(cache, "self_attention_cache", cache).update(k, v, self.layer_idx)
+        check_keys(mask, k.size(2))
         causal = (
-            not masked
+            mask is None
             and length > 1
             and self.implementation() == "sdpa"
             and bool(kwargs.get("is_causal", self.is_causal))
@@ -95,7 +103,8 @@ class T5(SharesBias, Buckets):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         why = self.why_original(hidden_states, key_value_states, kwargs)
         why = why or self.why_no_bias(position_bias, self.has_relative_attention_bias)
-        bounds = interface_bounds(why, mask)
+        held = cache if past_key_values is None else past_key_values
+        bounds = interface_bounds(why, mask, hidden_states.size(1) if held is None else None)
         if isinstance(bounds, str):
             named = {"past_key_values": past_key_values, "cache": cache}  # `cache` is the new name since 5.24
             named = {name: x for name, x in named.items() if x is not None}
@@ -104,8 +113,7 @@ class T5(SharesBias, Buckets):
                 bias = all_pairs(bias, hidden_states.size(1)).unsqueeze(0)
             out, made, weights = self.fall_back(bounds, hidden_states, mask, key_value_states, bias, **named, **kwargs)
             return out, made if position_bias is None else position_bias, weights
-        held = cache if past_key_values is None else past_key_values
-        out, bias = self.answer(hidden_states, bounds, mask is not None, position_bias, held, kwargs)
+        out, bias = self.answer(hidden_states, bounds, mask, position_bias, held, kwargs)
         return out, bias, None
 
 
@@ -122,13 +130,13 @@ class UMT5(Buckets):
         why = self.why_original(hidden_states, encoder_hidden_states, kwargs)
         if why is None and not self.has_relative_attention_bias:
             why = "no table of biases"
-        bounds = interface_bounds(why, attention_mask)
+        bounds = interface_bounds(why, attention_mask, hidden_states.size(1) if held is None else None)
         if isinstance(bounds, str):
             return self.fall_back(  # type: ignore[no-any-return]
                 bounds, hidden_states, encoder_hidden_states, attention_mask=attention_mask,
                 **({} if cache is None else {"cache": cache}), **kwargs,
             )  # fmt: skip
-        return self.answer(hidden_states, bounds, attention_mask is not None, None, held, kwargs)[0], None
+        return self.answer(hidden_states, bounds, attention_mask, None, held, kwargs)[0], None
 
 
 class LongT5Local(SharesBias):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from txl_kernels.integrations.attention import (
     ALL,
+    OTHER_KEYS,
     Bounds,
     attend,
     bounds_of,
@@ -25,6 +26,7 @@ from txl_kernels.integrations.attention import (
     same_for_all,
     split_heads,
     visible,
+    why_not_read,
     within,
 )
 from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
@@ -65,10 +67,20 @@ def own_way(module: Any, kwargs: dict[str, Any]) -> str | None:
     return None if implementation in IMPLEMENTATIONS else f"an attention function of one's own, {implementation!r}"
 
 
-def interface_bounds(why: str | None, mask: Any) -> Bounds | str:
+def interface_bounds(why: str | None, mask: Any, keys: int | None) -> Bounds | str:
     """Return the result of `bounds_or_reason` for a mask of transformers' attention interface, [B,
     1, L, S], bool or additive."""
-    return bounds_or_reason(why or four_axes(mask), mask, visible)
+    return bounds_or_reason(why or four_axes(mask), mask, visible, keys=keys)
+
+
+def check_keys(mask: Tensor | None, keys: int) -> None:
+    """Check that a mask [.., S] has the number of keys that a cache returned.
+
+    Raises:
+        ValueError: it has another.
+    """
+    if mask is not None and mask.size(-1) != keys:
+        raise ValueError(f"the mask must have a column for each of the {keys} keys, got shape {list(mask.shape)}")
 
 
 class HFConformer(Accelerated):
@@ -110,7 +122,7 @@ class HFConformer(Accelerated):
             and attention_mask.dtype == torch.bool
         ):
             why = why or "a bool mask, which eager attention adds to scores"
-        bounds = interface_bounds(why, attention_mask)
+        bounds = interface_bounds(why, attention_mask, hidden_states.size(1))
         if isinstance(bounds, str):
             return self.fall_back(bounds, hidden_states, attention_mask, **given)  # type: ignore[no-any-return]
         heads = self.num_heads
@@ -176,7 +188,8 @@ class Parakeet(Accelerated):
         why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
         if isinstance(attention_mask, Tensor) and attention_mask.dtype != torch.bool:
             why = "an additive mask"
-        bounds = interface_bounds(why, attention_mask)
+        cached = cache is not None or past_key_values is not None
+        bounds = interface_bounds(why, attention_mask, None if cached else hidden_states.size(1))
         if isinstance(bounds, str):
             return self.fall_back(bounds, hidden_states, position_embeddings, attention_mask, **given)  # type: ignore[no-any-return]
         width = self.head_dim
@@ -187,6 +200,7 @@ class Parakeet(Accelerated):
             k, v = cache.update(k, v, self.layer_idx, kwargs=kwargs)
         elif past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
+        check_keys(attention_mask, k.size(2))
         window = self.setting("window")
         r, past = self._table(position_embeddings, k.size(2) - 1, q.size(1), q.size(2))
         out = attend(q, k, v, r, self.bias_u, self.bias_v, bounds, past=past, window=window, scale=self.scaling,
@@ -229,7 +243,7 @@ class FastSpeech2(Accelerated):
             why = "attention weights asked for"
         if pos_emb is None:
             why = why or "no encodings of positions"
-        bounds = bounds_or_reason(why, attention_mask, nonzero)
+        bounds = bounds_or_reason(why, attention_mask, nonzero, keys=hidden_states.size(1))
         if isinstance(bounds, str) or pos_emb is None:
             return self.fall_back(str(bounds), hidden_states, attention_mask, pos_emb, output_attentions)  # type: ignore[no-any-return]
         heads = self.num_heads
@@ -281,6 +295,9 @@ class XLNet(Accelerated):
         keys, length = k_head_h.size(0), q_head.size(0)
         if attn_mask is None and k_head_r.size(0) < keys + length:
             why = "no mask, and no encodings of keys ahead"
+        elif attn_mask is not None and attn_mask.size(1) != keys:
+            why = OTHER_KEYS
+        why = why or why_not_read(attn_mask) or why_not_read(seg_mat)
         intervals: list[Bounds] | None = [ALL]
         if why is None and attn_mask is not None:
             intervals = once("mask", attn_mask, "xlnet", lambda: _intervals(attn_mask))

@@ -57,7 +57,7 @@ class WavLM(Gated):
         dropout_p = float(self.dropout) if self.training else 0.0
         why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
         why = why or self.why_no_bias(position_bias, hasattr(self, "rel_attn_embed"))
-        bounds = bounds_or_reason(why, attention_mask, ones)
+        bounds = bounds_or_reason(why, attention_mask, ones, keys=hidden_states.size(1))
         if isinstance(bounds, str):
             bias = _for_each_row(position_bias, *hidden_states.shape[:2])
             found = self.fall_back(bounds, hidden_states, attention_mask, bias, index, **kwargs)
@@ -103,7 +103,7 @@ class BEATs(Gated):
             why = "a cache, or an additive mask"
         why = why or self.why_no_bias(position_bias, self.has_relative_attention_bias)
         hidden = key_padding_mask
-        bounds = bounds_or_reason(why, hidden, unhidden)
+        bounds = bounds_or_reason(why, hidden, unhidden, keys=query.size(0))
         if isinstance(bounds, str):
             bias = _for_each_row(position_bias, query.size(1), query.size(0))
             found = self.fall_back(

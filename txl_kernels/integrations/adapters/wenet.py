@@ -47,7 +47,7 @@ class WeNet(Accelerated):
         elif pos_emb.dim() != 3 or pos_emb.size(1) != 2 * keys - 1:
             why = "encodings of other positions: with as many as keys it adds them without a shift"
         shown = mask[:, :, :keys] if mask.size(2) > keys else mask  # none of them if it is empty
-        bounds = bounds_or_reason(why, shown if mask.size(2) else None, nonzero)
+        bounds = bounds_or_reason(why, shown if mask.size(2) else None, nonzero, keys=keys)
         if isinstance(bounds, str):
             return self.fall_back(bounds, query, key, value, mask, pos_emb, cache)
         q, k, v = self.forward_qkv(query, key, value)
