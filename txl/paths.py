@@ -18,7 +18,8 @@ from txl.errors import TxlError
 
 AnyPath = str | os.PathLike[str]
 
-_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]+\.tmp", re.DOTALL)
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp", re.DOTALL)  # the names that `_temporary` gives
+locks: dict[str, int] = {}  # locks of folders that this process holds: descriptors, by folder
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -108,7 +109,7 @@ def _remove(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path, ending: str = "") -> None:
-    """Remove temporary files and folders left in a folder by writers that were killed.
+    """Remove temporary files and folders that killed writers of this package left in a folder.
 
     ending: how the names of the finished files end.
     """
@@ -119,9 +120,8 @@ def remove_leftovers(folder: Path, ending: str = "") -> None:
 
 
 def _has_writer(path: Path) -> bool:
-    """Whether a process holds, or may hold, the lock of a temporary file."""
-    if path.is_symlink():
-        return False  # no writer of this package makes one
+    """Whether a process holds, or may hold, the lock of a temporary file. True for a symbolic link,
+    which is not opened: no writer of this package makes one."""
     try:
         descriptor = os.open(path, (os.O_RDONLY if path.is_dir() else os.O_RDWR) | os.O_NONBLOCK | _SAFE)
     except OSError:
@@ -211,8 +211,29 @@ def lock_file(path: Path) -> int | None:
     return descriptor
 
 
-def results_folder(path: Path, option: str) -> None:
-    """Create a folder for results if it does not exist, and remove leftovers of killed writers.
+def lock_folder(folder: Path, what: str) -> None:
+    """Lock a folder for this process; the operating system releases the lock when the process ends
+    in any way. Does nothing if this process holds the lock already.
+
+    Raises:
+        TxlError: another process holds the lock; the message says that it does `what` there.
+    """
+    key, path = str(folder.resolve()), folder / ".lock"
+    if key in locks:
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(locks[key]), path.lstat()):
+                return
+        os.close(locks.pop(key))  # of a folder that was removed
+    descriptor = lock_file(path)
+    if descriptor is None:
+        raise TxlError(f"{folder}: another process {what} there")
+    locks[key] = descriptor
+
+
+def make_folder(path: Path, option: str) -> None:
+    """Create a folder if it does not exist.
+
+    option: the name of the argument in the error.
 
     Raises:
         TxlError: it cannot be created or is not writable.
@@ -222,5 +243,13 @@ def results_folder(path: Path, option: str) -> None:
         with tempfile.TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise TxlError(f"{option} must name a folder that can be written, got {path}: {error.strerror}") from error
+        reason = os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror
+        raise TxlError(f"{option} must name a folder that can be written, got {path}: {reason}") from error
+
+
+def results_folder(path: Path, option: str) -> None:
+    """Create a folder for results, lock it for this process, and remove leftovers of killed
+    writers. Errors as in `make_folder` and `lock_folder`."""
+    make_folder(path, option)
+    lock_folder(path, "writes its results")
     remove_leftovers(path)

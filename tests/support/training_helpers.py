@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from model_helpers import small_config
 
+from txl import paths
 from txl.distributed import World
 from txl.model.config import config_from_json
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
-from txl.training import run as runs
 from txl.training.config import TrainConfig
 from txl.training.trainer import Trainer
 
@@ -38,7 +38,7 @@ def _config(options: dict[str, object]) -> TrainConfig:
 
 def unlock(folder: Path) -> None:
     """Release the lock of a run's folder if this process holds it, as its end would."""
-    descriptor = runs.locks.pop(str(folder.resolve()), None)
+    descriptor = paths.locks.pop(str(folder.resolve()), None)
     if descriptor is not None:
         os.close(descriptor)
 

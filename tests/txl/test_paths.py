@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from txl import paths
+from txl.errors import TxlError
 
 ROOT = Path(__file__).parents[2]
 KILLED = """
@@ -20,6 +21,14 @@ from txl import paths
 with paths.{what}(Path(sys.argv[1])) as made:
     (made / "inside").touch() if isinstance(made, Path) else made.write(b"half of it")
     os.kill(os.getpid(), signal.SIGKILL)
+"""
+HOLD = """
+import sys, time
+from pathlib import Path
+from txl import paths
+paths.results_folder(Path(sys.argv[1]), "--out")
+print("held", flush=True)
+time.sleep(60)
 """
 
 
@@ -40,12 +49,46 @@ def test_what_a_killed_writer_leaves_goes_and_what_is_being_written_stays(what: 
     assert [path.name for path in tmp_path.iterdir()] == ["b.json"]
 
 
-def test_what_earlier_versions_left_goes(tmp_path: Path) -> None:
-    for name in (".run.json.12ab34cd.tmp", ".last.safetensors.7.tmp", ".other", "a.1.tmp"):
+OWN = "0123456789abcdef"
+
+
+def test_what_others_named_alike_stays(tmp_path: Path) -> None:
+    for name in (".draft.1.tmp", f".a.{OWN[1:]}.tmp", f".a.{OWN}0.tmp", f".a.{OWN.upper()}.tmp", f"a.{OWN}.tmp",
+                 f".{OWN}.tmp", f".a.{OWN}.tmp~"):  # fmt: skip
         (tmp_path / name).touch()
-    (tmp_path / ".b.12.tmp").symlink_to(tmp_path / "a.1.tmp")
+    (tmp_path / ".notes.2024.tmp").mkdir()
+    (tmp_path / ".notes.2024.tmp" / "diary.txt").touch()
+    (tmp_path / f".link.{OWN}.tmp").symlink_to(tmp_path / ".draft.1.tmp")
+    before = sorted(tmp_path.rglob("*"))
+    (tmp_path / f".a.json.{OWN}.tmp").touch()
+    (tmp_path / f".corpus.{OWN}.tmp").mkdir()
+    (tmp_path / f".corpus.{OWN}.tmp" / "train.bin").touch()
     paths.remove_leftovers(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {".other", "a.1.tmp"}
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_of_results_belongs_to_one_process(tmp_path: Path) -> None:
+    held = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], cwd=ROOT, stdout=subprocess.PIPE)
+    assert held.stdout is not None
+    assert held.stdout.readline() == b"held\n"
+    (tmp_path / f".a.json.{OWN}.tmp").touch()
+    with pytest.raises(TxlError, match=rf"^{tmp_path}: another process writes its results there$"):
+        paths.results_folder(tmp_path, "--out")
+    assert (tmp_path / f".a.json.{OWN}.tmp").exists()
+    held.kill()
+    held.communicate()
+    for _ in range(2):  # its own lock is no other process's
+        paths.results_folder(tmp_path, "--out")
+    os.close(paths.locks.pop(str(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_what_is_no_folder_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    words = f"--out must name a folder that can be written, got {tmp_path / name}: Not a directory"
+    with pytest.raises(TxlError, match=f"^{words}$"):
+        paths.results_folder(tmp_path / name, "--out")
 
 
 def test_a_full_disk_leaves_the_file_before_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
@@ -28,7 +28,7 @@ from txl.text.datasets import PrepareOptions
 from txl.training import checkpoint as checkpoints
 from txl.training import run as runs
 from txl.training.config import TrainConfig
-from txl.training.trainer import Trainer
+from txl.training.trainer import INTERVALS, Trainer
 from txl_kernels.backends import choose_unasked
 
 Run = tuple[data.Corpus, Config, TrainConfig, checkpoints.Checkpoint | None]  # the last: where a new run begins
@@ -57,7 +57,9 @@ def train(
     minutes: Annotated[
         float | None,
         typer.Option(
-            help="Train so long: --steps follows the clock, warm-up is a thirtieth of them.", show_default=False
+            help="Train so long: --steps follows the clock. Unless they are given, --warmup is a thirtieth of them, "
+            "--eval-every and --save-every a quarter.",
+            show_default=False,
         ),
     ] = None,
     resume: Annotated[
@@ -72,7 +74,7 @@ def train(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also log for TensorBoard.")] = False,
     **options: Any,
 ) -> None:
-    """Train a model, or continue a run. Ctrl-C writes a checkpoint and exits with 130.
+    """Train a model, or continue a run. Ctrl-C and SIGTERM write a checkpoint and exit with 130.
 
     Several devices: torchrun --nproc-per-node N -m txl train. The schedule of the learning rate
     ends with the last of --steps.
@@ -88,15 +90,16 @@ def train(
                 corpus, model, config, begun = run_to_go_on(run, source, options)
             else:
                 corpus, model, config, begun = new_run(run, source, recipe, init, options, world)
-        if minutes is not None:  # a thirtieth of the updates, however many they become, or none
-            config = dataclasses.replace(config, warmup=0 if config.warmup == 0 else None)
+        if minutes is not None and options["warmup"] is None and config.warmup:
+            config = dataclasses.replace(config, warmup=None)  # a thirtieth of the updates, however many they become
         trainer = Trainer(
             run, corpus, model, config, resume=resume, device=where, tensorboard=tensorboard, init=begun, world=world
         )  # fmt: skip
         say(header(trainer, minutes))
         again = ["--device", device] if device != "auto" else []
         again += ["--tensorboard"] if tensorboard else []
-        run_training(trainer, again, None if minutes is None else 60 * minutes)
+        follow = [name for name in INTERVALS if options[name] is None]
+        run_training(trainer, again, None if minutes is None else 60 * minutes, follow)
         if world.first:
             not_drawn = draw_loss(trainer)
             say(f"done: {trainer.last}{'' if not_drawn else ', loss.png'}")
@@ -154,7 +157,12 @@ def new_run(
     corpus = data.load(world.first_does(lambda: data.open_corpus(source, folder / "corpus", rule, known).folder))
     base = recipe.model | {"vocab_size": len(corpus.vocabulary)} if begun is None else begun.config.to_json()
     model = config_from_json(base | _fields_of(ModelConfig, options))
-    return corpus, model, TrainConfig(**(recipe.train | _fields_of(TrainConfig, options))), begun
+    config = TrainConfig(**(recipe.train | _fields_of(TrainConfig, options)))
+    if options["ema_decay"] is not None and config.average != "ema":
+        raise TxlError(f"--ema-decay is for --average ema, not {config.average}; leave it out")
+    if options["min_lr_ratio"] is not None and config.schedule == "constant":
+        raise TxlError("--min-lr-ratio is for a schedule that falls, not --schedule constant; leave it out")
+    return corpus, model, config, begun
 
 
 def run_to_go_on(folder: Path, source: Path | None, options: dict[str, Any]) -> Run:
@@ -187,15 +195,17 @@ def _cutoffs(text: str) -> tuple[int, ...]:
         raise TxlError(f"--cutoffs takes whole numbers separated by commas, or none, got {text!r}") from None
 
 
-def run_training(trainer: Trainer, kept: list[str], seconds: float | None = None) -> None:
+def run_training(
+    trainer: Trainer, kept: list[str], seconds: float | None = None, follow: Collection[str] = INTERVALS
+) -> None:
     """Train to the end, or until Ctrl-C, which ends the training after the current update with a
     checkpoint; then draw the loss and print how to resume.
 
-    kept: options that must be repeated on resume. seconds: as in `Trainer.run`.
+    kept: options that must be repeated on resume. seconds, follow: as in `Trainer.run`.
     """
     try:
         with training_progress(trainer) as report, stop_on_ctrl_c(trainer):
-            trainer.run(report, seconds)
+            trainer.run(report, seconds, follow)
     except Interrupted:
         if trainer.world.first:
             size = str(trainer.world.size)
@@ -284,11 +294,10 @@ def stop_on_ctrl_c(trainer: Trainer) -> Iterator[None]:
     checkpoint.
 
     A second Ctrl-C ends the process at once. If Ctrl-C is ignored (`nohup`, a script's background
-    job), it remains ignored. With several processes any of them may receive it, and SIGTERM, which
-    torchrun passes on, has the same effect.
+    job), it remains ignored. SIGTERM, which schedulers send and torchrun passes on, has the same
+    effect. With several processes any of them may receive it.
     """
-    signals = [signal.SIGINT] if trainer.world.size == 1 else [signal.SIGINT, signal.SIGTERM]
-    previous = {one: signal.getsignal(one) for one in signals}
+    previous = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
     previous = {one: handler for one, handler in previous.items() if handler not in (signal.SIG_IGN, None)}
 
     def handler(number: int, frame: FrameType | None) -> None:

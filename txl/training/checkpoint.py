@@ -40,6 +40,7 @@ class State:
         train: the `TrainConfig`. corpus: fingerprint of the corpus.
         attn_len, segment: as in `Checkpoint`. ranks: number of processes.
         averaging: whether averaging of the weights has begun.
+        unvalidated: whether the validation of this step is still to be done.
     """
 
     step: int = 0
@@ -51,6 +52,7 @@ class State:
     ranks: int = 1
     losses: tuple[float, ...] = ()
     averaging: bool = False
+    unvalidated: bool = False
 
     def __post_init__(self) -> None:
         if math.isnan(self.best_loss):

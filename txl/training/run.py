@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from txl.errors import TxlError
-from txl.paths import AnyPath, lock_file, naming, read_bytes, read_text, remove_leftovers, replace_text
+from txl.paths import AnyPath, lock_folder, make_folder, read_bytes, read_text, remove_leftovers, replace_text
 from txl.training.checkpoint import BEST, LAST
 
 # Options that may change on resume: they set the run's length, its reports, or how (not what) it
 # computes.
 CHANGEABLE = ("steps", "eval_every", "save_every", "log_every", "batch_chunk", "compile", "recompute")
-
-locks: dict[str, int] = {}  # locks held by this process: descriptors, by folder
 
 
 @dataclass(frozen=True)
@@ -34,14 +32,16 @@ def refuse_used_folder(folder: AnyPath) -> None:
         raise TxlError(f"{folder}: already holds a run; continue it with --resume or choose another folder")
 
 
-def begin(folder: Path) -> None:
+def begin(folder: Path, option: str = "--run") -> None:
     """Create and lock the folder of a new run, before anything in it is changed.
 
+    option: the name of the argument in errors.
+
     Raises:
-        TxlError: another process trains there, or a run has left a checkpoint there.
+        TxlError: it cannot be created or is not writable, another process trains there, or a run
+            has left a checkpoint there.
     """
-    with naming(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, option)
     lock(folder)
     refuse_used_folder(folder)
     remove_leftovers(folder)
@@ -85,22 +85,8 @@ def refuse_changes(
 
 
 def lock(folder: Path) -> None:
-    """Lock a run's folder for this process; the operating system releases the lock when the process
-    ends in any way. Does nothing if this process holds the lock already.
-
-    Raises:
-        TxlError: another process trains there.
-    """
-    key, path = str(folder.resolve()), folder / ".lock"
-    if key in locks:
-        with suppress(OSError):
-            if os.path.samestat(os.fstat(locks[key]), path.lstat()):
-                return
-        os.close(locks.pop(key))  # of a folder that was removed
-    descriptor = lock_file(path)
-    if descriptor is None:
-        raise TxlError(f"{folder}: another process is training there")
-    locks[key] = descriptor
+    """Lock a run's folder for this process; see `lock_folder`."""
+    lock_folder(folder, "is training")
 
 
 def read_log(path: AnyPath) -> list[dict[str, Any]]:
@@ -120,7 +106,13 @@ def read_log(path: AnyPath) -> list[dict[str, Any]]:
     return found
 
 
-def truncate_log(path: Path, step: int) -> None:
+def truncate_log(path: Path, step: int, unvalidated: bool = False) -> None:
     """Remove from a log what a killed run wrote after its last checkpoint, and lines that are not
-    entries."""
-    replace_text(path, "".join(json.dumps(entry) + "\n" for entry in read_log(path) if entry["step"] <= step))
+    entries.
+
+    step: that of the checkpoint. unvalidated: whether it is from before the validation of its step.
+    """
+    entries = [entry for entry in read_log(path) if entry["step"] <= step]
+    if unvalidated:
+        entries = [entry for entry in entries if entry["step"] < step or "valid_loss" not in entry]
+    replace_text(path, "".join(json.dumps(entry) + "\n" for entry in entries))

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from txl.training.update import Batches, Updated, Updater
 
 _DAMAGED = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)
 _UNTIMED = 4  # updates before the clock is followed, which first calls and compilation make slow
+INTERVALS = ("eval_every", "save_every")  # options that may follow the clock
 OnEntry = Callable[[dict[str, Any]], None]  # receives an entry of the log
 
 
@@ -48,6 +49,8 @@ class Trainer:
             none.
         attn_len: maximum number of keys a token sees in training.
         segment: number of tokens of a training segment, including context.
+        unvalidated: whether the validation of this step is still to be done: the run ended during
+            its first one, and was resumed from the checkpoint before it.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class Trainer:
                 checkpoints.load_parameters(network, init)
             if world.first:
                 if not resume:
-                    runs.begin(folder)
+                    runs.begin(folder, "folder")
                 elif folder.is_dir():
                     runs.lock(folder)
                     remove_leftovers(folder)
@@ -107,7 +110,7 @@ class Trainer:
         self.saved_step: int | None = None
         self.attn_len = model_config.attn_len(self.segment)
         self.best_loss = math.inf
-        self.stop_requested = False
+        self.stop_requested = self.unvalidated = False
         if resume:
             self._restore()
         elif not world.first:
@@ -137,17 +140,22 @@ class Trainer:
         for _ in range(updates):
             self._update()
 
-    def run(self, report: OnEntry | None = None, seconds: float | None = None) -> None:
+    def run(
+        self, report: OnEntry | None = None, seconds: float | None = None, follow: Collection[str] = INTERVALS
+    ) -> None:
         """Train up to `config.steps`.
 
         report: called after each logged update and each evaluation with the entry of the log.
         seconds: time to train for; `config.steps`, and with it the learning-rate schedule, follows
         the measured speed from the fifth update on.
+        follow: of eval_every and save_every those that become a quarter of these steps.
 
         Raises:
             Interrupted: `request_stop` was called.
             TxlError: loss or gradient are no longer finite, or a checkpoint cannot be written.
         """
+        if self.unvalidated:
+            self._evaluate(report)
         began = since = time.perf_counter()
         first, updates, settled = self.step, 0, began
         while self.step < (c := self.config).steps:
@@ -161,7 +169,7 @@ class Trainer:
                 and self.step - first > _UNTIMED
                 and (logged or self.world.size == 1 or self.step == c.steps)
             ):
-                c = self._follow_clock(self.step - first - _UNTIMED, settled, began + seconds)
+                c = self._follow_clock(self.step - first - _UNTIMED, settled, began + seconds, follow)
             if logged or self.step == c.steps:
                 now = time.perf_counter()
                 rate = updates * c.batch * c.scored * c.accumulate / (now - since)
@@ -179,27 +187,30 @@ class Trainer:
             # With several processes, only the exchanged flag counts: a process's own may have been
             # set since.
             stop = (self.stop_requested if self.world.size == 1 else updated.stop) and self.step < c.steps
-            if validates or stop or self.step % c.save_every == 0:
+            if not validates and (stop or self.step % c.save_every == 0):
                 self.save()
             if stop:
                 raise Interrupted
 
-    def _follow_clock(self, updates: int, since: float, end: float) -> TrainConfig:
+    def _follow_clock(self, updates: int, since: float, end: float, follow: Collection[str]) -> TrainConfig:
         """Set `config.steps` to the number that is done at the time `end`, after a number of
-        `updates` since the time `since`. Before the first checkpoint, set the steps between
-        evaluations and between checkpoints to a quarter of it. All processes use the first one's
-        clock."""
+        `updates` since the time `since`. Set eval_every before the first validation, and save_every
+        before the first checkpoint, to a quarter of it if `follow` names them. All processes use
+        the first one's clock."""
         now = time.perf_counter()
         left = self.world.gather(max(int((end - now) * updates / (now - since)), 0))[0]
         steps = self.step + left
-        every = max(-(-steps // 4), self.step) if self.saved_step is None else self.config.eval_every
-        self.config = dataclasses.replace(self.config, steps=steps, eval_every=every, save_every=every)
+        c, every = self.config, max(-(-steps // 4), self.step)
+        eval_every = every if "eval_every" in follow and not self.updater.average.losses else c.eval_every
+        save_every = every if "save_every" in follow and self.saved_step is None else c.save_every
+        self.config = dataclasses.replace(c, steps=steps, eval_every=eval_every, save_every=save_every)
         self.updater.config = self.config
         return self.config
 
     def _update(self) -> Updated:
         updated = self.updater.update(self.step, self.batches, lambda: self.stop_requested)
         self.step += 1
+        self.unvalidated = False
         return updated
 
     def _score(self, model: Network) -> Score:
@@ -217,21 +228,29 @@ class Trainer:
         )
 
     def _evaluate(self, report: OnEntry | None) -> None:
-        """Validate the average, or the parameters if there is none, and write the best
-        checkpoint."""
+        """Validate the average, or the parameters if there is none, and write the best checkpoint,
+        then the last one.
+
+        In this order, a run that ends between both is resumed from an earlier checkpoint, and comes
+        here again with the same parameters. Before the first checkpoint there is none to resume
+        from, so one is written that says that the validation is still to be done.
+        """
+        if self.saved_step is None:
+            self.unvalidated = True
+            self.save()
         model = self.updater.average.model
         score = self._score(model)
         self.updater.average.validated(score.nats)
         entry = {"step": self.step, "valid_loss": score.nats, "valid_bpc": score.bpc, "valid_ppl": score.ppl}
         self._log(entry, report)
-        if self.saved_step is None:  # before a best one, so that the run can be resumed whenever it ends
-            self.save()
         if score.nats < self.best_loss:
             self.best_loss = score.nats
             state = {"step": self.step, "attn_len": self.attn_len, "segment": self.segment}
             with self.world.together():
                 if self.world.first:
                     checkpoints.save(self.best, model, self.corpus.vocabulary, state, {})
+        self.unvalidated = False
+        self.save()
 
     def _log(self, entry: dict[str, Any], report: OnEntry | None) -> None:
         if not self.world.first:
@@ -257,6 +276,7 @@ class Trainer:
         state: dict[str, Any] = {"step": self.step, "best_loss": self.best_loss, "train": self.config.to_json()}
         state |= {"corpus": self.corpus.fingerprint, "attn_len": self.attn_len, "segment": self.segment}
         state |= {"ranks": self.world.size, "losses": average.losses, "averaging": average.started}
+        state |= {"unvalidated": self.unvalidated}
         for own in self.world.gather(self._rng()):
             tensors |= own
         with self.world.together():
@@ -307,12 +327,13 @@ class Trainer:
                 self.updater.load_state_dict(saved)
                 self.batches.load_state_dict(saved)
                 self.step, self.best_loss = state["step"], state["best_loss"]
+                self.unvalidated = state.get("unvalidated", False)  # earlier versions wrote no such checkpoint
                 self._restore_rng(saved)
             except _DAMAGED as error:
                 raise TxlError(f"{saved.path}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
         self.saved_step = self.step
         if self.world.first:
-            runs.truncate_log(self.folder / "log.jsonl", self.step)
+            runs.truncate_log(self.folder / "log.jsonl", self.step, self.unvalidated)
 
     def _restore_rng(self, saved: Checkpoint) -> None:
         """Set the states of this process's random generators, or seed them where the number of

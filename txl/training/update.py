@@ -168,7 +168,9 @@ class Batches:
             if not all(x.is_floating_point() for x in whole):
                 raise ValueError(f"memory must be floating-point numbers, got {whole[0].dtype}")
         self.memories = [None] * len(self.memories)
-        parts = [x[self.rows].to(self.device).chunk(len(self.memories)) for x in whole]
+        # Copies, because a tensor begins anywhere in the checkpoint's mapped file, and products of
+        # numbers that are aligned otherwise round otherwise.
+        parts = [[part.clone() for part in x[self.rows].to(self.device).chunk(len(self.memories))] for x in whole]
         for number, memory in enumerate(zip(*parts, strict=True)):
             self.keep(number, memory)
 

@@ -51,6 +51,7 @@ def test_absurd_options(txl: Run, run: Path, corpus: Corpus, tmp_path: Path, com
     [
         "eval {run} --attn-len 1000000000",
         "eval {run} --segment 1000000000 --attn-len 64",
+        "eval {run} --segment 1000000000 --attn-len 64 --zeros",
         "eval {run} --batch 1000000000",
         "generate {run} --attn-len 1000000000 --count 4",
         "generate {run} --temperature 1e-46 --count 4",
@@ -70,12 +71,41 @@ def test_the_longest_attention_there_is(txl: Run, run: Path) -> None:
     assert a == b
 
 
-def test_predictions_that_are_not_finite(txl: Run, run: Path, tmp_path: Path) -> None:
+NOT_FINITE = {
+    "generate {model}": "the model's predictions are not finite",
+    "generate {model} --temperature 0": "the model's predictions are not finite",
+    "eval {model} --data {corpus}": "the loss of the text is nan: the model's parameters are damaged",
+    "eval {model} --data {corpus} --method segments": "the loss of the text is nan",
+    "eval {model} --data {corpus} --method sliding --limit 20": "the loss of the text is nan",
+    "eval {model} --data {corpus} --counting released": "the loss of the text is nan",
+    "recl {model} --data {corpus} --step 8 --contexts 4 --out {tmp}": "the losses of damaged are not all finite",
+    "attention {model} --data {corpus} --window 16 --limit 200 --out {tmp}": "the attention is not finite",
+    "attention {model} --data {corpus} --window 16 --limit 200 --out {tmp} --heads 1": "the attention is not finite",
+}
+
+
+@pytest.mark.parametrize("command", NOT_FINITE)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_results_that_are_not_finite(
+    txl: Run, run: Path, corpus: Corpus, tmp_path: Path, command: str, value: float
+) -> None:
+    """An error, and nothing written, where a figure would be none."""
     model, saved = checkpoints.restore(run)
     with torch.no_grad():
-        model.softmax.bias.fill_(torch.nan)
-    checkpoints.save(tmp_path / "nan.safetensors", model, saved.vocabulary, saved.state, {})
-    one_line(txl("generate", tmp_path / "nan.safetensors"), "the model's predictions are not finite")
+        model.softmax.bias.fill_(value)
+        model.layers[0].attention.qkv.weight[0] = value
+    path = tmp_path / "damaged.safetensors"
+    checkpoints.save(path, model, saved.vocabulary, saved.state, {})
+    one_line(txl(*command.format(model=path, corpus=corpus.folder, tmp=tmp_path).split()), NOT_FINITE[command])
+    assert {each.name for each in tmp_path.iterdir()} <= {path.name, ".lock"}
+
+
+@pytest.mark.parametrize("command", ["eval {run} --data {tmp}/t.txt", "generate {run} --count 4"])
+def test_zeros_that_no_text_needs(txl: Run, run: Path, text: Path, tmp_path: Path, command: str) -> None:
+    """They would fill the memory, for a text of 300 tokens."""
+    (tmp_path / "t.txt").write_bytes(text.read_bytes()[:300])
+    done = txl(*command.format(run=run, tmp=tmp_path).split(), "--zeros", "--attn-len", 10**8)
+    one_line(done, "attn_len must be at most 65,536 for a text of ")
 
 
 def test_training_goes_on_when_nobody_reads_its_output(corpus: Corpus, tmp_path: Path) -> None:

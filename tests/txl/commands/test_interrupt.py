@@ -20,12 +20,16 @@ from txl.training import checkpoint as checkpoints
 FINISHING = "finishing this update; Ctrl-C again ends at once"
 
 
-def started(folder: Path, corpus: Corpus, *more: str) -> "subprocess.Popen[str]":
+# What torchrun --nproc-per-node 1 sets; port 0 is any that is free.
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+
+def started(folder: Path, corpus: Corpus, *more: str, **environment: str) -> "subprocess.Popen[str]":
     """A long training whose log has begun."""
     options = ["--steps", "1000000", "--save-every", "1000000", "--eval-every", "1000000", "--device", "cpu", *more]
     child = subprocess.Popen(
         [sys.executable, "-m", "txl", "train", "--run", folder, "--data", corpus.folder, *SMALL, *options],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests may run where it is ignored
     )  # fmt: skip
     end = threading.Timer(120, child.kill)  # of a test that waits in vain
@@ -39,10 +43,18 @@ def started(folder: Path, corpus: Corpus, *more: str) -> "subprocess.Popen[str]"
     return child
 
 
-def test_ctrl_c_saves_and_tells_how_to_go_on(txl: Run, corpus: Corpus, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("received", "environment"),
+    [(signal.SIGINT, {}), (signal.SIGTERM, {}), (signal.SIGTERM, ALONE)],
+    ids=["Ctrl-C", "SIGTERM", "SIGTERM, torchrun"],
+)
+def test_a_signal_saves_and_tells_how_to_go_on(
+    txl: Run, corpus: Corpus, tmp_path: Path, received: signal.Signals, environment: dict[str, str]
+) -> None:
+    """SIGTERM: of a scheduler."""
     run = tmp_path / "a run"
-    child = started(run, corpus)
-    os.kill(child.pid, signal.SIGINT)
+    child = started(run, corpus, **environment)
+    os.kill(child.pid, received)
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 130
     step = checkpoints.load(run / "last.safetensors").state["step"]

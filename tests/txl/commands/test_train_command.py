@@ -17,7 +17,7 @@ from txl.text import corpus as data
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
-from txl.training.run import read_record
+from txl.training.run import read_log, read_record
 from txl.training.trainer import Trainer
 
 
@@ -41,6 +41,22 @@ def test_minutes_set_the_updates(txl: Run, corpus: Corpus, tmp_path: Path) -> No
     assert checkpoints.load(tmp_path / "r" / "last.safetensors").state["step"] == train["steps"]
     one_line(txl("train", "--run", tmp_path / "s", "--minutes", "-1"), "--minutes must be > 0")
     one_line(txl("train", "--run", tmp_path / "s", "--minutes", "1", "--steps", "3"), "goes neither with --steps")
+
+
+def test_minutes_keep_the_options_that_are_given(txl: Run, corpus: Corpus, tmp_path: Path) -> None:
+    options = [x for x in SMALL if x not in ("--steps", "3")]
+    begin = ["train", "--data", corpus.folder, *options, "--minutes", "0.02"]
+    done = txl(*begin, "--run", tmp_path / "all", "--eval-every", "7", "--save-every", "3", "--warmup", "11")
+    assert done.returncode == 0, done.stderr
+    train = read_record(tmp_path / "all").train
+    assert [train[name] for name in ("eval_every", "save_every", "warmup")] == [7, 3, 11]
+    steps = [entry["step"] for entry in read_log(tmp_path / "all" / "log.jsonl") if "valid_loss" in entry]
+    assert steps == sorted({*range(7, train["steps"], 7), train["steps"]})
+    done = txl(*begin, "--run", tmp_path / "one", "--save-every", "2")  # a checkpoint before the clock is followed
+    assert done.returncode == 0, done.stderr
+    train = read_record(tmp_path / "one").train
+    assert (train["save_every"], train["warmup"]) == (2, None)
+    assert 2 < train["eval_every"] < train["steps"]
 
 
 @pytest.mark.parametrize(("first", "then"), [(0.002, 0.02), (0.02, 0.002)])
@@ -100,6 +116,9 @@ def test_options_come_in_groups(txl: Run) -> None:
         ("--encoding shaw --table-len 9", "untie_r is for encoding='relative'"),
         ("--loss most", "loss must be one of full, half, got 'most'"),
         ("--batch 30000", "30000 streams need at least 30001"),
+        ("--ema-decay 0.9", "--ema-decay is for --average ema, not none; leave it out"),
+        ("--ema-decay 0.9 --average triggered", "--ema-decay is for --average ema, not triggered"),
+        ("--min-lr-ratio 0.1 --schedule constant", "--min-lr-ratio is for a schedule that falls, not --schedule const"),
     ],
 )
 def test_mistakes(txl: Run, corpus: Corpus, tmp_path: Path, options: str, words: str) -> None:
@@ -154,13 +173,14 @@ def test_a_run_that_begins_with_another(txl: Run, run: Path, corpus: Corpus, tmp
 
 
 KILLED = """
-import os, signal, sys
+import os, pathlib, signal, sys
 from txl.commands.cli import app
 from txl.text import corpus
 from txl.training import trainer
 def kill(*arguments, **options):
     os.kill(os.getpid(), signal.SIGKILL)
-setattr(*{"preparing": (corpus, "write_corpus"), "prepared": (trainer, "make_network")}[sys.argv.pop(1)], kill)
+setattr(*{"preparing": (corpus, "write_corpus"), "prepared": (trainer, "make_network"),
+          "replacing": (pathlib.Path, "rename")}[sys.argv.pop(1)], kill)
 app()
 """
 
@@ -175,6 +195,31 @@ def test_a_run_killed_before_its_first_checkpoint_is_started_again(txl: Run, tex
     assert done.returncode == 0, done.stderr
     assert not [*run.glob(".*.tmp")]
     data.load(run / "corpus").verify()
+
+
+@pytest.mark.parametrize("source", ["text", "prepared", "what was left"])
+def test_a_run_killed_while_it_replaced_its_corpus_leaves_no_second_one(
+    txl: Run, corpus: Corpus, text: Path, tmp_path: Path, source: str
+) -> None:
+    run = tmp_path / "r"
+    given = {"text": text, "prepared": corpus.folder, "what was left": run / "corpus.new"}[source]
+    begin = ["train", "--run", run, *SMALL, "--device", "cpu", "--data"]
+    for when in ("prepared", "replacing"):
+        killed = subprocess.run([sys.executable, "-c", KILLED, when, *begin, text], check=False)
+        assert killed.returncode == -signal.SIGKILL
+    assert (run / "corpus.new").exists()
+    done = txl(*begin, given)
+    assert done.returncode == 0, done.stderr
+    assert (run / "corpus.new").exists() == (source == "what was left")
+    assert (run / "corpus").exists() == (source == "text")
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_run_needs_a_folder(txl: Run, corpus: Corpus, tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("kept")
+    done = txl("train", "-r", tmp_path / name, "--data", corpus.folder, *SMALL)
+    one_line(done, f"--run must name a folder that can be written, got {tmp_path / name}: Not a directory")
+    assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_a_beginning_of_another_vocabulary(txl: Run, run: Path, tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ FORGED: list[tuple[str, object]] = [
     ("state.step", -1), ("state.step", True), ("state.step", None), ("state.best_loss", "low"),
     ("state.best_loss", float("nan")), ("state.best_loss", 10**400), ("state.train", []), ("state.corpus", 3),
     ("state.ranks", 0), ("state.ranks", "2"), ("state.losses", "abc"),
-    ("state.losses", [None]), ("state.averaging", 1), ("vocabulary", None), ("vocabulary", []),
+    ("state.losses", [None]), ("state.averaging", 1), ("state.unvalidated", 1), ("vocabulary", None), ("vocabulary", []),
     ("vocabulary.unit", None), ("vocabulary.unit", "letters"), ("vocabulary.dropped", 10**15),
     ("vocabulary.dropped", [300]), ("vocabulary.dropped", None), ("format", None), ("format", 2),
 ]  # fmt: skip
@@ -305,7 +305,7 @@ def test_an_altered_text_is_refused(tmp_path: Path, text: Path) -> None:
     tokens[100] = (tokens[100] + 1) % len(own.vocabulary)
     (tmp_path / "corpus" / "train.bin").write_bytes(tokens)
     altered = data.load(tmp_path / "corpus")
-    with pytest.raises(TxlError, match=r"corpus/train.bin is not what was prepared; run `txl prepare` again$"):
+    with pytest.raises(TxlError, match=r"corpus/train.bin is not .*; remove the folder, then run `txl prepare` again$"):
         trainer(tmp_path / "run", altered, resume=True, steps=3)
     with pytest.raises(TxlError, match=r"corpus/train.bin is not what was prepared"):
         trainer(tmp_path / "another", altered, steps=3)
@@ -316,8 +316,8 @@ def test_an_altered_text_is_refused(tmp_path: Path, text: Path) -> None:
 
 
 def test_what_a_killed_process_was_writing_is_removed(finished: Path, corpus: Corpus) -> None:
-    for name in (".last.safetensors.12345.tmp", ".run.json.0a1b2c3d.tmp", ".loss.png.0a1b2c3d.tmp"):
-        (finished / name).write_bytes(b"half of it")
+    for name in ("last.safetensors", "run.json", "loss.png"):
+        (finished / f".{name}.0123456789abcdef.tmp").write_bytes(b"half of it")
     trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6)
     assert not list(finished.glob(".*.tmp"))
     assert contents(finished)

@@ -4,9 +4,10 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 import pytest
 import torch
@@ -45,6 +46,35 @@ def test_resuming_in_the_middle_is_bit_exact(tmp_path: Path, corpus: Corpus, opt
         half.run(lambda entry: half.request_stop() if entry["step"] == 10 and "loss" in entry else None)
     assert half.step == 10
     trainer(tmp_path / "half", corpus, resume=True, **options).run()
+    assert_same_run(tmp_path / "straight", tmp_path / "half")
+
+
+@pytest.mark.parametrize("padding", [0, 8])
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_resuming_is_bit_exact_wherever_a_tensor_begins_in_the_file(
+    tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch, padding: int, chunks: int
+) -> None:
+    """A header has any length, and products of numbers of 64 bits round by their alignment."""
+    write = checkpoints.write_tensors
+
+    def padded(file: IO[bytes], tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> None:
+        write(file, tensors, metadata | {"padding": padding * "x"})
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        straight = trainer(tmp_path / "straight", corpus, batch_chunk=chunks)
+        straight.advance(8)
+        straight.save()
+        half = trainer(tmp_path / "half", corpus, batch_chunk=chunks)
+        half.advance(3)
+        with monkeypatch.context() as patched:
+            patched.setattr(checkpoints, "write_tensors", padded)
+            half.save()
+        resumed = trainer(tmp_path / "half", corpus, resume=True, batch_chunk=chunks)
+        resumed.advance(5)
+        resumed.save()
+    finally:
+        torch.set_default_dtype(torch.float32)
     assert_same_run(tmp_path / "straight", tmp_path / "half")
 
 

@@ -1,0 +1,161 @@
+"""A run that ends at any moment and is resumed equals one that was never stopped."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_helpers import assert_same_run, trainer, unlock
+
+from txl import paths
+from txl.errors import TxlError
+from txl.text.corpus import Corpus
+from txl.training import checkpoint as checkpoints
+from txl.training import trainer as trainers
+from txl.training.run import read_log
+from txl.training.trainer import Trainer
+
+# The first validation is the best: a rate far too high makes each later one worse.
+WORSE: dict[str, Any] = {
+    "steps": 6, "eval_every": 2, "save_every": 100, "lr": 1.0, "warmup": 6, "schedule": "constant", "clip": 1000.0,
+    "log_every": 2,
+}  # fmt: skip
+OPTIONS: dict[str, dict[str, Any]] = {
+    "one validation": WORSE | {"steps": 2},
+    "a checkpoint between": WORSE | {"steps": 4, "save_every": 3},
+    "an average": WORSE | {"average": "triggered", "patience": 1},
+}
+
+
+class Killed(BaseException):
+    """What nothing catches, as nothing catches SIGKILL."""
+
+
+def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Let the process end once `after` of its writes and validations have begun or ended."""
+    left = after
+
+    def moment() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+
+    def watched(act: Callable[..., Any]) -> Callable[..., Any]:
+        def acting(*arguments: Any, **options: Any) -> Any:
+            moment()
+            result = act(*arguments, **options)
+            moment()
+            return result
+
+        return acting
+
+    monkeypatch.setattr(os, "replace", watched(os.replace))
+    monkeypatch.setattr(trainers, "append_text", watched(paths.append_text))
+    monkeypatch.setattr(trainers, "evaluate", watched(trainers.evaluate))
+
+
+def killed_while_it_validates(run: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*arguments: Any, **options: Any) -> Any:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainers, "evaluate", killed)
+        with pytest.raises(Killed):
+            run.run()
+    unlock(run.folder)
+
+
+def validations(run: Path) -> list[dict[str, Any]]:
+    return [entry for entry in read_log(run / "log.jsonl") if "valid_loss" in entry]
+
+
+def assert_same(whole: Path, run: Path) -> None:
+    assert_same_run(whole, run)
+    assert (whole / "best.safetensors").read_bytes() == (run / "best.safetensors").read_bytes()
+    assert not list(run.glob(".*.tmp"))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_run_that_ends_at_any_moment_is_resumed_as_if_it_had_not(
+    tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """At each write, before and after it, and at the start and end of each validation."""
+    options = OPTIONS[name]
+    whole = trainer(tmp_path / "whole", corpus, **options)
+    whole.run()
+    assert checkpoints.load(whole.best).state["step"] == 2
+    assert whole.updater.average.started == (name == "an average")
+    for moment in range(1000):
+        run = tmp_path / f"{moment}"
+        with monkeypatch.context() as patched:
+            dying(patched, moment)
+            try:
+                trainer(run, corpus, **options).run()
+                break
+            except Killed:
+                unlock(run)
+        trainer(run, corpus, resume=(run / "last.safetensors").exists(), **options).run()
+        assert_same(whole.folder, run)
+    assert moment >= 20, "fewer moments than writes"
+
+
+def test_a_run_that_ends_twice_at_its_first_validation(
+    tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trainer(tmp_path / "whole", corpus, **WORSE)
+    whole.run()
+    run = tmp_path / "run"
+    for resume in (False, True):
+        killed_while_it_validates(trainer(run, corpus, resume=resume, **WORSE), monkeypatch)
+    resumed = trainer(run, corpus, resume=True, **WORSE)
+    assert (resumed.step, resumed.unvalidated) == (2, True)
+    assert validations(run) == []
+    resumed.run()
+    assert_same(whole.folder, run)
+
+
+def test_updates_after_a_validation_that_was_left_out(
+    tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_while_it_validates(trainer(tmp_path, corpus, **WORSE), monkeypatch)
+    resumed = trainer(tmp_path, corpus, resume=True, **WORSE)
+    resumed.advance(1)
+    resumed.save()
+    assert checkpoints.load(resumed.last).state["unvalidated"] is False
+
+
+def test_a_full_disk_at_the_first_best_checkpoint(
+    tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trainer(tmp_path / "whole", corpus, **WORSE)
+    whole.run()
+    replaced = checkpoints.replaced
+
+    def full(path: Path) -> Any:
+        if path.name == checkpoints.BEST:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return replaced(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoints, "replaced", full)
+        with pytest.raises(TxlError, match=r"best\.safetensors: the checkpoint cannot be written: No space left"):
+            trainer(tmp_path / "run", corpus, **WORSE).run()
+    unlock(tmp_path / "run")
+    trainer(tmp_path / "run", corpus, resume=True, **WORSE).run()
+    assert_same(whole.folder, tmp_path / "run")
+
+
+def test_a_checkpoint_of_an_earlier_version_is_validated(tmp_path: Path, corpus: Corpus) -> None:
+    """It says nothing of its validation, and was written after it."""
+    run = trainer(tmp_path, corpus, **WORSE)
+    run.run()
+    saved = checkpoints.load(run.last)
+    del saved.state["unvalidated"]
+    others = {name: x for name, x in saved.tensors.items() if not name.startswith("model.")}
+    checkpoints.save(run.last, run.model, corpus.vocabulary, saved.state, others)
+    before = validations(tmp_path)
+    trainer(tmp_path, corpus, resume=True, **WORSE).run()
+    assert validations(tmp_path) == before
