@@ -45,6 +45,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="needs a GPU: torch.cuda.is_available() is False"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_options_for_another_pytest() -> None:
+    """That a test or a tool runs. Only processes that run tests drop them: pytest-xdist's workers
+    read the variable that their parent had."""
+    os.environ.pop("PYTEST_ADDOPTS", None)
+
+
 @pytest.fixture(autouse=True)
 def device(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tests marked `gpu` make their tensors on the GPU."""

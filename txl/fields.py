@@ -12,8 +12,7 @@ from txl.errors import TxlError
 POSITIVE, RATE, COUNT = (1e-38, 1e38), (0, 0.999999), (1, 2**53)
 _T = TypeVar("_T")
 _NAMES: dict[Any, str] = {
-    int: "a whole number", float: "a number", bool: "true or false", str: "a text", types.NoneType: "null",
-    tuple: "a list", dict: "an object",
+    int: "a whole number", float: "a number", bool: "true or false", str: "a text", tuple: "a list", dict: "an object",
 }  # fmt: skip
 
 
@@ -97,7 +96,7 @@ def _is_of(kind: Any, value: Any) -> bool:
 
 def _told(kind: Any) -> str:
     if get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(_told(each) for each in get_args(kind))
+        return " or ".join(_told(each) for each in get_args(kind) if each is not types.NoneType)
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"
     return _NAMES.get(get_origin(kind) or kind, str(kind))

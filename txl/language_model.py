@@ -14,12 +14,12 @@ from txl.evaluation.evaluate import (
     Reading,
     ResolvedReading,
     Score,
+    bounded,
     check_positive,
     default_method,
     evaluate,
     make_reader,
     resolve,
-    starts_with_zeros,
 )
 from txl.evaluation.generate import Sampling, encoded, generate, text_of
 from txl.evaluation.readers import Reader
@@ -70,8 +70,8 @@ class LanguageModel:
             batch, limit, counting, progress: as in `txl.evaluation.evaluate`.
 
         Raises:
-            TxlError: the text is empty or holds a symbol that is not in the vocabulary, or an
-                argument does not fit the model.
+            TxlError: the text is empty or holds a symbol that is not in the vocabulary, an argument
+                does not fit the model, or the loss is not finite.
         """
         for name, value in (("batch", batch), ("limit", limit)):
             check_positive(name, value)
@@ -190,9 +190,7 @@ class LanguageModel:
         whole = self.resolve(asked)
         if not asked.attn_len and whole.method == "sliding":
             whole = whole._replace(attn_len=self.segment)
-        elif asked.attn_len and not starts_with_zeros(self.model):  # a token cannot see more keys than there are tokens
-            whole = whole._replace(attn_len=min(asked.attn_len, longest))
-        return make_reader(self.model, 1, whole)
+        return make_reader(self.model, 1, bounded(whole, self.model, longest))
 
 
 def _reading(asked: Reading | int | None) -> Reading:

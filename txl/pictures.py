@@ -51,6 +51,12 @@ def new_figure(width: float = 7.0, height: float = 4.2) -> Any:
     return figure
 
 
+def whole_ticks(*axes: Any) -> None:
+    """Put the ticks of axes of numbers at whole ones only."""
+    for axis in axes:
+        axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+
+
 def draw_loss(entries: Sequence[Mapping[str, Any]], path: AnyPath, unit: str) -> None:
     """Draw the training and validation loss over the updates.
 
@@ -73,6 +79,7 @@ def draw_loss(entries: Sequence[Mapping[str, Any]], path: AnyPath, unit: str) ->
         margin = 0.05 * (max(heights) - min(heights)) or 0.1
         axes.set_ylim(min(heights) - margin, max(heights) + margin)
     axes.set(xlabel="update", ylabel=_UNITS[unit], title="Loss")
+    whole_ticks(axes.xaxis)
     axes.grid(alpha=0.3)
     axes.legend()
     save(figure, path)

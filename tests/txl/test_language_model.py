@@ -78,7 +78,7 @@ def test_mistakes(loaded: txl.LanguageModel, tmp_path: Path) -> None:
         loaded.generate(count=0)
     with pytest.raises(TxlError, match="limit must be an integer >= 1, got -1"):
         loaded.evaluate("0123", limit=-1)
-    with pytest.raises(TxlError, match=r"attn_len must be a whole number or null, got 3\.5"):
+    with pytest.raises(TxlError, match=r"attn_len must be a whole number, got 3\.5"):
         loaded.evaluate("0123", 3.5)
     with pytest.raises(TxlError, match="got list"):
         loaded.evaluate([1, 2, 3])
@@ -86,7 +86,7 @@ def test_mistakes(loaded: txl.LanguageModel, tmp_path: Path) -> None:
         loaded.evaluate(np.array([0, 99]))
     with pytest.raises(UnicodeEncodeError, match="surrogates not allowed"):
         loaded.generate("\ud800")
-    with pytest.raises(TxlError, match="method must be one of cached, segments, sliding or null, got 'fast'"):
+    with pytest.raises(TxlError, match="method must be one of cached, segments, sliding, got 'fast'"):
         loaded.evaluate("00", Reading(method="fast"))
     with pytest.raises(TxlError):
         txl.load(tmp_path)

@@ -50,7 +50,7 @@ def demo_command(
     say(f"Model: {header(trainer, minutes)}")
     run_training(trainer, ["--device", device] if device != "auto" else [], 60 * minutes)
     saved = load(trainer.best, where)
-    _show_lengths(saved, corpus, training.tgt_len)
+    show_lengths(saved, corpus, training.tgt_len)
     console.rule("A sample, after 256 bytes of the test split")
     shown = saved.generate(corpus.test[:256], SAMPLE_BYTES, Sampling(0.7), seed=1)
     console.print(shown, markup=False, highlight=False)
@@ -63,7 +63,7 @@ def demo_command(
     say(f"Continue with: {shlex.join(['txl', 'generate', str(folder)])}")
 
 
-def _show_lengths(saved: LanguageModel, corpus: data.Corpus, tgt_len: int) -> None:
+def show_lengths(saved: LanguageModel, corpus: data.Corpus, tgt_len: int) -> None:
     """Show the loss of the test split without memory, read in two ways, then with a cache at
     several attention lengths.
 
@@ -75,22 +75,20 @@ def _show_lengths(saved: LanguageModel, corpus: data.Corpus, tgt_len: int) -> No
     lengths = [trained // 16, trained // 8, trained // 4, trained // 2, trained, 2 * trained, 4 * trained]
     readings = [
         (f"no memory, segments of {tgt_len}", Reading(tgt_len, method="sliding", segment=tgt_len)),
-        (f"no memory, a window of {tgt_len} sliding by {stride}", Reading(tgt_len, method="sliding", segment=stride)),
-        *(("cached memory", Reading(n, method="cached")) for n in lengths),
+        (f"no memory, window moved by {stride}", Reading(tgt_len, method="sliding", segment=stride)),
+        *(("cached memory" + " (training)" * (n == trained), Reading(n, method="cached")) for n in lengths),
     ]
     say("Measuring what memory is worth, on the test split")
-    table = Table(
-        "read", "attention length", "bpc", "gain over segments", "tokens/s", title="What memory is worth (test split)"
-    )
+    columns = "read", "attention\nlength", "bpc", "gain over\nsegments", "tokens/s"  # fit in 80 columns
+    table = Table(*columns, title="What memory is worth (test split)")
     for column in table.columns[1:]:
         column.justify = "right"
     scores: list[Score] = []
     for name, reading in readings:
         with evaluation_progress(f"{name}, {reading.attn_len}", min(EVAL_TOKENS, len(corpus.test))) as progress:
             s = saved.evaluate(corpus.test, reading, limit=EVAL_TOKENS, progress=progress)
-        length = f"{s.attn_len}" + (" (training)" if reading.method == "cached" and s.attn_len == trained else "")
         gain = f"{scores[0].bpc - s.bpc:+.3f}" if scores else ""
-        table.add_row(name, length, f"{s.bpc:.3f}", gain, f"{s.tokens_per_s:,.0f}")
+        table.add_row(name, str(s.attn_len), f"{s.bpc:.3f}", gain, f"{s.tokens_per_s:,.0f}")
         scores.append(s)
     console.print(table)
     bare, slid, *cached = scores

@@ -89,7 +89,7 @@ def recl_command(
         "effective": {r: {name: dataclasses.asdict(each) for name, each in by.items()} for r, by in effective.items()},
     }  # fmt: skip
     replace_text(folder / "recl.json", json.dumps(found, indent=2) + "\n")
-    _print(effective, perplexities, f"RECL in tokens, {positions:,} positions, contexts to {layout.longest:,}")
+    show_effective(effective, perplexities, f"RECL in tokens, {positions:,} positions, contexts to {layout.longest:,}")
     reason = missing()
     if reason is None:
         drawn = FIGURE_RATIO if FIGURE_RATIO in effective else min(effective)
@@ -115,13 +115,16 @@ def _group(models: list[LanguageModel], paths: list[Path]) -> dict[str, Language
     return dict(zip(names, models, strict=True))
 
 
-def _print(effective: dict[float, dict[str, recl.Effective]], perplexities: dict[str, list[float]], title: str) -> None:
-    table = Table("model", *[f"r = {r:g}" for r in effective], "ppl, shortest", "ppl, longest", title=title)
+def show_effective(
+    effective: dict[float, dict[str, recl.Effective]], perplexities: dict[str, list[float]], title: str
+) -> None:
+    table = Table("model", *[f"r = {r:g}" for r in effective], "ppl,\nshortest", "ppl,\nlongest", title=title)
+    table.columns[0].overflow = "fold"  # no name is cut
     for column in table.columns[1:]:
         column.justify = "right"
     for name, values in perplexities.items():
         found = [group[name] for group in effective.values()]
-        lengths = [("at least " if each.reached_end else "") + f"{each.length:,}" for each in found]
+        lengths = [(">= " if each.reached_end else "") + f"{each.length:,}" for each in found]
         table.add_row(Text(name), *lengths, f"{values[0]:.3f}", f"{values[-1]:.3f}")
     console.print(table)
 

@@ -21,7 +21,7 @@ def prepare(
         in_panel(
             _TEXT,
             "--data",
-            help="A text file (.gz, .bz2, .xz, .zip too), a data set's archive (.zip, .tar.gz), or a folder. "
+            help="A text file (.gz, .bz2, .xz, .zip, .tar too), a data set's archive (.zip, .tar), or a folder. "
             "Default: Python's standard library.",
         ),
     ] = None,
@@ -42,6 +42,9 @@ def prepare(
     """Turn text into a corpus of bytes or words, data sets into their standard splits.
 
     Sizes are compared with the published ones. Memory does not grow with the text.
+
+    The bar of the first reading stays empty for an archive of several files and
+    for a folder with compressed files, whose size is known only when they are read.
     """
     options = PrepareOptions(rule, newline, lower or None, min_count, max_words, vocabulary)
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()

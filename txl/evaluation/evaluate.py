@@ -29,6 +29,7 @@ from txl.text.streams import Counting, scored_segments
 from txl.text.vocabulary import Tokens
 
 Method = Literal["cached", "segments", "sliding"]
+MAX_ZEROS = 2**16  # maximum attention length with zero states before a shorter text; published: up to 3,800
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,25 @@ def starts_with_zeros(model: Network) -> bool:
     return isinstance(model.config, ModelConfig) and model.config.initial_memory == "zeros"
 
 
+def bounded(reading: ResolvedReading, model: Network, tokens: int) -> ResolvedReading:
+    """Return a reading without the keys and steps that a text of so many tokens cannot use; the
+    losses are the same. Zero states before a text are keys, too, so they are not left out.
+
+    Raises:
+        TxlError: a text begins with zero states, and attn_len exceeds both its length and
+            MAX_ZEROS.
+    """
+    method, reach, segment = reading
+    if method == "sliding" or not starts_with_zeros(model):
+        return ResolvedReading(method, min(reach, tokens), min(segment, tokens))
+    if reach > max(tokens, MAX_ZEROS):
+        raise TxlError(
+            f"attn_len must be at most {max(tokens, MAX_ZEROS):,} for a text of {tokens:,} tokens that begins with zero "
+            f"states, which are attended, got {reach:,}"
+        )
+    return ResolvedReading(method, reach, min(segment, tokens) if method == "cached" else segment)
+
+
 def make_reader(model: Network, batch: int, reading: ResolvedReading) -> Reader:
     """Make a reader of `batch` parallel texts that begins with the model's own initial memory."""
     method, attn_len, segment = reading
@@ -179,7 +199,7 @@ def evaluate(
         progress: called with the number of tokens scored so far.
 
     Raises:
-        TxlError: the split is empty, or an argument does not fit the model.
+        TxlError: the split is empty, an argument does not fit the model, or the loss is not finite.
     """
     tokens, began = tokens[:limit], time.perf_counter()
     training, scored = model.training, 0
@@ -194,6 +214,8 @@ def evaluate(
     finally:
         model.train(training)
     nats = float(total) / scored  # waits for the device
+    if not math.isfinite(nats):
+        raise TxlError(f"the loss of the text is {nats}: the model's parameters are damaged, or it diverged")
     return Score(reading.attn_len, scored, nats, time.perf_counter() - began)
 
 
@@ -209,11 +231,9 @@ def _losses(
     """Yield the losses of each step and the number of scored tokens among them."""
     if len(tokens) == 0:
         raise TxlError("the split to evaluate is empty")
-    method, reach, segment = reading
-    if method == "sliding" or (method == "segments" and not isinstance(model, RecurrentNetwork)):
-        segment = min(segment, reach)
-    if not starts_with_zeros(model):  # a token cannot see more keys than there are tokens
-        reach, segment = min(reach, len(tokens)), min(segment, len(tokens))
+    if reading.method == "sliding" or (reading.method == "segments" and not isinstance(model, RecurrentNetwork)):
+        reading = reading._replace(segment=min(reading.segment, reading.attn_len))
+    method, reach, segment = bounded(reading, model, len(tokens))
     if method == "sliding":
         if counting != "all":
             raise TxlError("method 'sliding' scores every token: it goes with counting 'all' only")

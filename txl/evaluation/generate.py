@@ -35,12 +35,13 @@ class Sampling:
             raise TxlError(f"top-p must be in (0, 1], got {self.top_p}")
 
     def draw(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw tokens [B] from logits [B, vocab_size]."""
+        """Draw tokens [B] from logits [B, vocab_size]; raise TxlError if the largest are not
+        finite."""
+        if not logits.amax(-1).isfinite().all():
+            raise TxlError("the model's predictions are not finite: its parameters are damaged, or it diverged")
         if self.temperature == 0:
             return logits.argmax(-1)
         logits = logits.double()  # float64 can represent a temperature of 1e-300
-        if not logits.amax(-1).isfinite().all():
-            raise TxlError("the model's predictions are not finite: its parameters are damaged, or it diverged")
         # The largest becomes 0, so dividing by a very low temperature cannot overflow upwards.
         logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
         if 0 < self.top_k < logits.size(-1):

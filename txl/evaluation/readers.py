@@ -229,6 +229,8 @@ class StepGraphs:
             return function(*inputs)
         if self._addresses.have_changed():
             raise TxlError("the model's parameters were moved or replaced while an Engine used them: make a new Engine")
+        for cache in caches:
+            cache.check_whole()
         before = [cache.turn for cache in caches]  # type: ignore[attr-defined]
         graph = self._graphs.get((kind, before[0]))
         if graph is None:

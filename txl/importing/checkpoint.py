@@ -126,7 +126,7 @@ def export(source: AnyPath, folder: Path) -> None:
     model = as_transformer(network, "export")
     config = huggingface.to_theirs(model.config)
     words = checkpoint.vocabulary
-    config[vocabulary.SETTINGS] = words.settings()
+    config |= {vocabulary.SETTINGS: words.settings(), huggingface.SEGMENT: checkpoint.segment}
     if isinstance(words, WordVocabulary):
         listed, config["eos_token_id"] = list(words.words), words.start
     else:

@@ -32,7 +32,8 @@ _NOT_THEIRS = {
     "embedding_dropout": None, "output_dropout": None,
 }  # fmt: skip
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-SEGMENT = 128  # tokens of a training segment, which the configuration does not give
+SEGMENT = "tgt_len"  # a field of old files and of txl's export: tokens of a training segment
+_SEGMENT = 128  # where there is none
 
 
 def read(source: Path) -> Foreign:
@@ -49,7 +50,7 @@ def read(source: Path) -> Foreign:
     if not isinstance(given, dict) or given.get("model_type") != MODEL_TYPE:
         kind = given.get("model_type") if isinstance(given, dict) else type(given).__name__
         raise TxlError(f"config.json: model_type must be {MODEL_TYPE!r}, got {kind!r}")
-    return Foreign(from_theirs(given), tensors(source), SEGMENT, None)
+    return Foreign(from_theirs(given), tensors(source), given.get(SEGMENT, _SEGMENT), None)
 
 
 def tensors(source: Path, names: Sequence[str] = WEIGHTS) -> dict[str, Tensor]:

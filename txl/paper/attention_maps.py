@@ -17,7 +17,7 @@ from txl.evaluation.readers import seeing
 from txl.model import Network, as_transformer
 from txl.model.transformer import TransformerXL
 from txl.paths import replace_text
-from txl.pictures import new_figure, save
+from txl.pictures import new_figure, save, whole_ticks
 from txl.text.corpus import as_tensor
 from txl.text.vocabulary import ByteVocabulary, Tokens, Vocabulary
 from txl_kernels.layer import SegmentAttention
@@ -213,6 +213,7 @@ def draw_means(attention: Attention, titles: dict[str, str], path: Path) -> None
         for head in range(attention.heads, len(rows), attention.heads):
             axes.axhline(head, color="tab:blue", lw=0.4, alpha=0.6)
         axes.set(title=title, xlabel="relative location of the key", ylabel="head, layer by layer")
+        whole_ticks(axes.xaxis, axes.yaxis)
     figure.colorbar(image, ax=panels, label="mean weight", extend="max")
     save(figure, path)
 
@@ -234,6 +235,7 @@ def draw_heads(attention: Attention, heads: Sequence[int], path: Path) -> None:
             title=f"head {head + 1}, of layer {head // attention.heads + 1}", xlabel="token, from the first target on",
             ylabel="target",
         )  # fmt: skip
+        whole_ticks(axes.xaxis, axes.yaxis)
     save(figure, path)
 
 

@@ -16,7 +16,7 @@ from txl.fields import COUNT, check_ranges
 from txl.language_model import LanguageModel
 from txl.model.config import ModelConfig
 from txl.paths import AnyPath
-from txl.pictures import label, new_figure, save
+from txl.pictures import label, new_figure, save, whole_ticks
 from txl.text.corpus import as_tensor
 from txl.text.vocabulary import Tokens
 
@@ -269,6 +269,8 @@ def _draw(lines: Mapping[str, Sequence[float]], at: Sequence[int | str], path: A
     axes = figure.add_subplot()
     for name, values in lines.items():
         axes.plot(at, values, "o-", label=label(name))
+    if not isinstance(at[0], str):
+        whole_ticks(axes.xaxis)
     axes.set(**words)
     axes.grid(alpha=0.3)
     axes.legend()

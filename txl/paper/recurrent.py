@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from txl.errors import TxlError
 from txl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, init_parameters
 from txl.model.config import RecurrentConfig
 from txl.model.transformer import HiddenMemory, LanguageNetwork, States, check_tokens, hidden_dropout
@@ -75,6 +76,16 @@ class QRNNLayer(nn.Module):
         return (o.sigmoid() * cells).transpose(0, 1), after
 
 
+def state_shapes(config: RecurrentConfig, batch: int) -> list[list[int]]:
+    """Return the shapes of the state of all layers, in order: h and c of an LSTM's; c of a QRNN's,
+    the first of which also has its last input."""
+    found = []
+    for n, (d_in, d_out) in enumerate(config.widths):
+        second = [[batch, d_out]] if config.network == "lstm" else [[batch, d_in]] if n == 0 else []
+        found += [[batch, d_out], *second]
+    return found
+
+
 class RecurrentNetwork(LanguageNetwork):
     """Language model of LSTM or QRNN layers; its memory is the layers' state.
 
@@ -115,12 +126,22 @@ class RecurrentNetwork(LanguageNetwork):
 
         memory: the detached state after the segment before. mem_len: 0 to return no state. ext_len:
         must be 0, because a recurrent network cannot read tokens again.
+
+        Raises:
+            TxlError: memory is not the state of such a network, as in a forged checkpoint.
         """
         check_tokens(tokens)
         if ext_len:
             raise ValueError(f"ext_len must be 0 for a {self.config.network}, got {ext_len}")
         if memory is not None and memory[0].size(0) != tokens.size(0):
             raise ValueError(f"memory must be for a batch of {tokens.size(0)}, got {memory[0].size(0)}")
+        if memory is not None:
+            wanted = state_shapes(self.config, tokens.size(0))
+            if [list(x.shape) for x in memory] != wanted or not all(x.is_floating_point() for x in memory):
+                got = ", ".join(f"{x.dtype} {list(x.shape)}" for x in memory)
+                raise TxlError(
+                    f"memory of a network of kind {self.config.network!r} must be floating-point tensors {wanted}, got {got}"
+                )
         hidden = self.embedding_dropout(self.embedding(tokens))
         left = None if memory is None else list(memory)
         kept: list[Tensor] = []

@@ -26,6 +26,7 @@ Progress = Callable[[str, int, int], None]
 """Takes what is being done, the bytes of text read for it, and how many there are (0: unknown)."""
 
 _AUTO = PrepareOptions()
+_AGAIN = "remove the folder, then run `txl prepare` again"
 BLOCK_TOKENS = 1 << 26  # tokens that are compared at once
 
 
@@ -74,7 +75,7 @@ class Corpus:
         arrays: dict[str, Any] = {name: self.split(name) for name in splits or SPLITS}
         for name, array in arrays.items():
             if hashlib.sha256(array.data).hexdigest() != self.sha256[name]:
-                raise TxlError(f"{self.folder / name}.bin is not what was prepared; run `txl prepare` again")
+                raise TxlError(f"{self.folder / name}.bin is not what was prepared; {_AGAIN}")
 
 
 @dataclass(frozen=True)
@@ -111,12 +112,14 @@ def prepare(
             vocabulary has another unit or lacks words of the source; or the folder exists already
             or cannot be written.
     """
+    if source is not None and Path(source, META).is_file():
+        raise TxlError(f"{source}: is a prepared corpus already; a text, a data set's archive or a folder is needed")
     found = Source(None if source is None else Path(source))
     done = total = 0  # bytes of text, of this reading and of the one before
 
     def watched(what: str) -> Reader:
         nonlocal done, total
-        done, total = 0, done
+        done, total = 0, done or reader.size
 
         def watch(count: int) -> None:
             nonlocal done
@@ -151,14 +154,15 @@ def open_corpus(
     """Open a prepared corpus; any other source is first prepared in `folder`, inside a new run's,
     with the given options and vocabulary. A corpus there is of a run that was killed before its
     first checkpoint, and is replaced when the new one is complete."""
-    if source is not None and Path(source, META).is_file():
-        return load(source)
     folder = Path(folder)
+    fresh = folder.with_name(f"{folder.name}.new")
+    prepared = Path(source) if source is not None and Path(source, META).is_file() else None
+    if _is_corpus(fresh) and not (prepared and fresh.samefile(prepared)):  # of a process that was killed here
+        _remove(fresh)
+    if prepared:
+        return load(prepared)
     if not _is_corpus(folder):
         return prepare(source, folder, options, vocabulary=vocabulary)
-    fresh = folder.with_name(f"{folder.name}.new")
-    if _is_corpus(fresh):  # of a process that was killed here
-        _remove(fresh)
     prepare(source, fresh, options, vocabulary=vocabulary)
     try:
         _remove(folder)
@@ -175,7 +179,7 @@ def _is_corpus(folder: Path) -> bool:
 def _remove(folder: Path) -> None:
     """Remove a corpus; raise OSError, with all of it in place, if the folder holds other files."""
     if any(file.name not in NAMES for file in folder.iterdir()):
-        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(folder))
     for name in NAMES:
         (folder / name).unlink(missing_ok=True)
     folder.rmdir()
@@ -195,8 +199,8 @@ def load(folder: AnyPath) -> Corpus:
         if not isinstance(values, dict) or values.get("format") == FORMAT:
             return _opened(folder, values)
     except (TxlError, OSError, ValueError, KeyError, RecursionError) as error:
-        raise TxlError(f"{folder}: the prepared corpus is damaged ({error}); run `txl prepare` again") from error
-    raise TxlError(f"{folder}: prepared in another version's format; run `txl prepare` again")
+        raise TxlError(f"{folder}: the prepared corpus is damaged ({error}); {_AGAIN}") from error
+    raise TxlError(f"{folder}: prepared in another version's format; {_AGAIN}")
 
 
 def _opened(folder: Path, values: Any) -> Corpus:

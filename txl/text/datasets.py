@@ -1,6 +1,7 @@
 """Rules, one for each data set: how the source is split and how it becomes tokens."""
 
 from dataclasses import dataclass, field, fields
+from itertools import chain
 from pathlib import Path, PurePath
 
 from txl.errors import TxlError
@@ -101,19 +102,19 @@ class Rule:
         """
         lines = self.unit == "words"
         if self.layouts:
-            found = readers.named(source, self.layouts, lines=lines, deep=True, several=self.several)
+            found = readers.named(source, self.layouts, lines=lines, several=self.several)
             if found is None:
                 wanted = "; or ".join(map(", ".join, self.layouts))
                 raise TxlError(f"{source}: its files must be {wanted}")
             return found
         if self.standard and source.text_bytes != STANDARD_BYTES:
             raise TxlError(f"{source}: {self.name} has {STANDARD_BYTES:,} bytes, this has {source.text_bytes:,}")
-        found = None if self.standard else readers.named(source, _ANY, lines=lines, deep=False)
+        found = None if self.standard else readers.named(source, _ANY, lines=lines)
         if found is not None:
             return found
         if source.path.is_dir():
             return readers.deal(source)
-        names = source.names()
+        names = source.names
         if len(names) != 1:
             some = ", ".join(map(repr, names[:3])) + (", .." if len(names) > 3 else "")
             raise TxlError(
@@ -179,15 +180,18 @@ def choose(source: Source, options: PrepareOptions) -> Rule:
 
 
 def _recognised(source: Source) -> str:
-    names = source.names()
+    names = source.names
     if not source.path.is_dir() and len(names) == 1:
         stems = [PurePath(name).name.split(".")[0] for name in (source.path.name, names[0])]  # a zip's, or in it
         alike = next((rule.name for rule in RULES.values() if rule.standard and rule.name in stems), None)
         return alike if alike is not None and source.text_bytes == STANDARD_BYTES else "bytes"
-    found = [
-        rule.name
+    held = {
+        rule.name: [name for name in names if readers.fits(name, rule.layouts[0][0])]
         for rule in RULES.values()
-        if rule.layouts and any(readers.fits(name, rule.layouts[0][0]) for name in names)
-    ]
-    told = [source.path.resolve().name, *names]  # WikiText-103 or -2
+        if rule.layouts
+    }
+    found = [name for name, training in held.items() if training]
+    if len({RULES[name].layouts for name in found}) > 1:
+        raise TxlError(f"{source}: holds files of {', '.join(found)}; pass those of one, or name its rule with --as")
+    told = [source.path.resolve().name, *chain(*held.values())]  # WikiText-103 or -2
     return next((name for name in found if any(name in part for part in told)), (*found, "bytes")[0])

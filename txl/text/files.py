@@ -1,5 +1,5 @@
-"""Text from plain, compressed and archived files (zip, .tar.gz) in memory that does not grow with
-them. Formats are recognized by content, not by name."""
+"""Text from plain, compressed and archived files (zip, tar) in memory that does not grow with them.
+Formats are recognized by content, not by name."""
 
 import bz2
 import codecs
@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, Any
 
 from txl.errors import TxlError
@@ -24,9 +24,10 @@ from txl.paths import AnyPath
 LARGEST_BYTES = 2_000_000_000  # maximum size of a text, or of a pipe's data, that is held in memory at once
 PIECE_BYTES = 1 << 20
 _HEAD_BYTES = 16  # enough for every mark and magic number
-_HEADER_BYTES = 1 << 20  # maximum size of a .tar.gz member's header: its name and attributes
+_HEADER_BYTES = 1 << 20  # maximum size of a tar member's header: its name and attributes
 MAX_FILES = 100_000  # in an archive
 _OPENERS: dict[str, Any] = {"bzip2": bz2.open, "gzip": gzip.open, "xz": lzma.open}
+_TARS = {None: "tar", "bzip2": "tar.bz2", "gzip": "tar.gz", "xz": "tar.xz"}  # an archive's name by its compression
 _MAGIC = {
     "bzip2": rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)", "gzip": rb"\x1f\x8b\x08", "xz": rb"\xfd7zXZ\0",
     "zip": rb"PK(?:\x03\x04|\x05\x06|\x07\x08)",
@@ -46,8 +47,9 @@ Member = tuple[str, Iterator[bytes]]  # the pieces must be read before the next 
 
 
 def members(path: AnyPath) -> Iterator[Member]:
-    """Yield names and contents of the files in an archive, in its order; a file that is no archive
-    is its own only member, and so is what a pipe gives until its writer closes it.
+    """Yield names and contents of the files in an archive, in its order, without hidden ones; a
+    file that is no archive is its own only member, and so is what a pipe gives until its writer
+    closes it.
 
     Raises:
         TxlError: it cannot be read, or is neither a file nor a pipe, or not text, truncated,
@@ -61,13 +63,32 @@ def members(path: AnyPath) -> Iterator[Member]:
         with _naming(path, form):
             if form == "zip":
                 yield from _zip_members(file, path)
-            elif form == "gzip" and _is_tar(_OPENERS["gzip"](file).read(tarfile.BLOCKSIZE)):
-                file.seek(0)
-                yield from _tar_members(file, path)
+                return
+            is_tar = _is_tar(_unpacked(file, form).read(tarfile.BLOCKSIZE))
+            file.seek(0)
+            if is_tar:
+                yield from _tar_members(_unpacked(file, form), path, _TARS[form])
             else:
-                file.seek(0)
-                stream = file if form is None else _OPENERS[form](file)
-                yield path.name, _text(stream, path, form, str(path))
+                yield path.name, _text(_unpacked(file, form), path, form, str(path))
+
+
+def _unpacked(file: IO[bytes], form: str | None) -> IO[bytes]:
+    """Return a stream of a file's content without its compression."""
+    stream: IO[bytes] = file if form is None else _OPENERS[form](file)
+    return stream
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file's path inside a folder or archive, or a folder of it, begins with a dot, or is
+    of macOS' `__MACOSX`."""
+    return any(part == "__MACOSX" or (part.startswith(".") and part != "..") for part in PurePath(name).parts)
+
+
+def plain_bytes(path: Path) -> int | None:
+    """Return the size of a file's text if it is not compressed, else None; errors as in
+    `members`."""
+    with _naming(path), path.open("rb") as file:
+        return None if _PACKED.match(file.read(_HEAD_BYTES)) else path.stat().st_size
 
 
 def names(path: AnyPath) -> list[str]:
@@ -188,7 +209,7 @@ def _text(stream: IO[bytes], path: Path, form: str | None, what: str) -> Iterato
     """
     with _naming(path, form):
         at, piece = 0, stream.read(max(PIECE_BYTES, _HEAD_BYTES))
-        if _PACKED.match(piece):
+        if _PACKED.match(piece) or _is_tar(piece):
             raise TxlError(f"{what}: is compressed data or an archive, not text; unpack it first")
         while piece:
             yield plain_text(piece, what, at)
@@ -199,7 +220,7 @@ def _text(stream: IO[bytes], path: Path, form: str | None, what: str) -> Iterato
 def _zip_members(file: IO[bytes], path: Path) -> Iterator[Member]:
     with zipfile.ZipFile(file) as archive:
         for entry in archive.infolist():
-            if not entry.is_dir():
+            if not entry.is_dir() and not is_hidden(entry.filename):
                 with archive.open(entry) as stream:
                     yield entry.filename, _text(stream, path, "zip", f"{path}: {entry.filename}")
 
@@ -234,17 +255,17 @@ class _Header(tarfile.TarInfo):
             raise tarfile.ReadError(f"header: {error}") from error
 
 
-def _tar_members(file: IO[bytes], path: Path) -> Iterator[Member]:
-    stream = _OPENERS["gzip"](file)
+def _tar_members(stream: IO[bytes], path: Path, form: str) -> Iterator[Member]:
     bounded: Any = _Bounded(stream)
-    with _naming(path, "tar.gz"), tarfile.open(fileobj=bounded, mode="r|", tarinfo=_Header) as archive:
+    with _naming(path, form), tarfile.open(fileobj=bounded, mode="r|", tarinfo=_Header) as archive:
         while (member := archive.next()) is not None:
             if member.issparse():
                 raise tarfile.ReadError(f"{member.name!r} is a sparse file")
             packed = archive.extractfile(member) if member.isfile() else None
             if packed is not None:
                 bounded.left = None
-                yield member.name, _text(packed, path, "tar.gz", f"{path}: {member.name}")
+                if not is_hidden(member.name):
+                    yield member.name, _text(packed, path, form, f"{path}: {member.name}")
                 while packed.read(PIECE_BYTES):  # reads the member to its end, so that a header comes next
                     pass
             archive.members = []  # type: ignore[attr-defined]  # this list would grow with the archive

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from txl.errors import TxlError
 from txl.text import files
@@ -25,7 +25,8 @@ class Source:
     """An existing file or folder, or Python's standard library.
 
     Attributes:
-        path: the path. given: the path that was given; None for the standard library.
+        path: the path; that of the file for a folder of one file. given: the path that was given;
+            None for the standard library.
     """
 
     def __init__(self, given: Path | None) -> None:
@@ -36,21 +37,25 @@ class Source:
             raise TxlError(f"{self.path}: no such file or folder")
         if not (self.path.is_file() or self.path.is_dir()):
             raise TxlError(f"{self.path}: is no regular file; it is read more than once, so write it to one first")
+        if self.path.is_dir() and len(self.names) == 1:
+            self.path = self.path / self.names[0]
+            del self.names  # become those in the file
 
     def __str__(self) -> str:
         return "the Python standard library" if self.given is None else str(self.given)
 
-    def names(self, *, deep: bool = False) -> list[str]:
-        """Return the names of the files in a folder, and if deep in its subfolders, or in an
-        archive; errors as in `files.names`."""
-        if not self.path.is_dir():
-            return self._packed
-        paths = self.path.rglob("*") if deep else self.path.iterdir()
-        return sorted(path.relative_to(self.path).as_posix() for path in paths if path.is_file())
-
     @cached_property
-    def _packed(self) -> list[str]:
-        return files.names(self.path)
+    def names(self) -> list[str]:
+        """Names of the files in a folder and its subfolders, or in an archive, without hidden ones;
+        of the standard library, those of its modules without their tests. Errors as in
+        `files.names`."""
+        if not self.path.is_dir():
+            return files.names(self.path)
+        found = (path for path in self.path.rglob("*" if self.given else "*.py") if path.is_file())
+        names = (path.relative_to(self.path) for path in found)
+        if self.given is None:
+            return sorted(name.as_posix() for name in names if not _NOT_TEXTS & set(name.parts))
+        return sorted(name.as_posix() for name in names if not files.is_hidden(name.as_posix()))
 
     @cached_property
     def text_bytes(self) -> int:
@@ -67,6 +72,7 @@ class Reader:
         texts: yields names and contents of the files, of which one pass is made.
         splits: the split of each file; others are left out. None for one text that is cut.
         ends: byte offsets at which train and valid of a text that is cut end.
+        size: bytes of all texts; 0 if they are not known before the texts are read.
         lines: close the last line of each file, and move the cuts to the next line ends.
         strip: remove white space at both ends of each split.
         watch: called with the number of bytes of each piece.
@@ -76,6 +82,7 @@ class Reader:
     texts: Callable[[], Iterator[Member]]
     splits: dict[str, int] | None = None
     ends: tuple[int, int] = (0, 0)
+    size: int = 0
     lines: bool = False
     strip: bool = False
     watch: Callable[[int], None] = lambda count: None
@@ -98,32 +105,43 @@ class Reader:
                 yield from _stripped(parts) if self.strip else parts
 
 
-def named(
-    source: Source, layouts: Iterable[Layout], *, lines: bool, deep: bool, several: bool = False
-) -> Reader | None:
+def named(source: Source, layouts: Iterable[Layout], *, lines: bool, several: bool = False) -> Reader | None:
     """Find the files of the first layout that has all three splits; None if there is none.
 
     Args:
-        deep: also search subfolders.
-        several: a split may have more than one file; those of a folder are ordered by name.
+        several: a split may have more than one file, in any folders; those of a folder are ordered
+            by name. Otherwise the three files are in one folder, the outermost that has them.
 
     Raises:
         TxlError: a split has too many files; the message names them.
     """
-    names = source.names(deep=deep)
     for layout in layouts:
-        found = [(n, name) for name in names for n in range(3) if fits(name, layout[n])]
+        found = [(n, name) for name in source.names for n in range(3) if fits(name, layout[n])]
+        found = found if several else _of_outermost(found)
         if {n for n, _ in found} != {0, 1, 2}:
             continue
         for n in range(3):
             double = [name for split, name in found if split == n]
             if len(double) > 1 and not several:
-                raise TxlError(f"{source}: holds {len(double)} files for {SPLITS[n]}: {', '.join(double[:3])}")
+                raise TxlError(
+                    f"{source}: holds {len(double)} files for {SPLITS[n]}, of which one is needed: {', '.join(double[:3])}"
+                )
         description = f"{source} (its files say their split)"
         if source.path.is_dir():
             return _of_folder(source.path, description, sorted(found), lines)
         return Reader(description, partial(files.members, source.path), {name: n for n, name in found}, lines=lines)
     return None
+
+
+def _of_outermost(found: list[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Keep, of files (split, name), those in folders that have all three splits, and of these the
+    folders that are the least deep."""
+    folders: dict[PurePath, list[tuple[int, str]]] = {}
+    for n, name in found:
+        folders.setdefault(PurePath(name).parent, []).append((n, name))
+    whole = {folder: held for folder, held in folders.items() if {n for n, _ in held} == {0, 1, 2}}
+    depth = min((len(folder.parts) for folder in whole), default=0)
+    return [each for folder, held in whole.items() if len(folder.parts) == depth for each in held]
 
 
 def fits(name: str, pattern: str) -> bool:
@@ -137,15 +155,18 @@ def _of_folder(folder: Path, description: str, found: list[tuple[int, str]], lin
     def texts() -> Iterator[Member]:
         return ((name, files.pieces(folder / name)) for _, name in found)
 
-    return Reader(description, texts, {name: n for n, name in found}, lines=lines)
+    sizes = [files.plain_bytes(folder / name) for _, name in found]
+    size = sum(size for size in sizes if size is not None) if None not in sizes else 0
+    return Reader(description, texts, {name: n for n, name in found}, size=size, lines=lines)
 
 
 def deal(source: Source) -> Reader:
-    """Distribute the files of a folder 90/5/5: in order of a hash of their paths, each goes to the
-    split that lags most.
+    """Distribute the files of a folder, 90/5/5 if they are small: in order of a hash of their
+    paths, each goes to the split that lags most. The description gives the shares, by the files'
+    sizes.
 
     Raises:
-        TxlError: there are too few files, or a split would get none.
+        TxlError: there are too few files, a split would get none, or train no more than half.
     """
     texts = _texts_of(source)
     if len(texts) < 3:
@@ -158,20 +179,21 @@ def deal(source: Source) -> Reader:
         into = max(range(3), key=lambda i: missing[i] / shares[i])
         dealt.append((into, name))
         sizes[into] += size
-    if not all(sizes):
-        raise TxlError(f"{source}: its files are too few or too uneven to deal out 90/5/5; pass one file instead")
-    return _of_folder(source.path, f"{source}, {len(texts)} files dealt out 90/5/5", dealt, lines=True)
+    got = "/".join(f"{round(100 * size / total, 1):g}" for size in sizes)
+    if not all(sizes) or 2 * sizes[0] <= total:
+        raise TxlError(
+            f"{source}: its {len(texts)} text files are too few or too uneven to deal out 90/5/5 (train, valid and test "
+            f"would get {got}); pass one file, or name three train.txt, valid.txt and test.txt"
+        )
+    return _of_folder(source.path, f"{source}, {len(texts)} files dealt out {got} by size", dealt, lines=True)
 
 
 def _texts_of(source: Source) -> list[tuple[str, int]]:
-    """List the files of a folder with their sizes, without hidden and empty ones, in order of a
-    hash of their names. For the standard library: its modules without their tests."""
-    found = []
-    for path in source.path.rglob("*" if source.given else "*.py"):
-        name = path.relative_to(source.path)
-        skipped = any(part.startswith(".") for part in name.parts) if source.given else _NOT_TEXTS & set(name.parts)
-        if not skipped and path.is_file() and not path.is_symlink() and path.stat().st_size:
-            found.append((name.as_posix(), path.stat().st_size))
+    """List the files of a folder with their sizes, without symbolic links and empty ones, in order
+    of a hash of their names."""
+    paths = {name: source.path / name for name in source.names}
+    found = [(name, path.stat().st_size) for name, path in paths.items() if not path.is_symlink()]
+    found = [(name, size) for name, size in found if size]
     # By hash, since in order of size the small splits would get only similar files.
     return sorted(found, key=lambda it: hashlib.sha256(os.fsencode(it[0])).digest())
 
@@ -180,7 +202,7 @@ def cut(source: Source, *, lines: bool, strip: bool = False) -> Reader:
     """Cut a file, or the only one of an archive, 90/5/5 by bytes."""
     size, how = source.text_bytes, "split 90/5/5 by bytes" + (", at line ends" if lines else "")
     ends = (size - 2 * (size // 20), size - size // 20)
-    return Reader(f"{source} ({how})", partial(files.members, source.path), None, ends, lines, strip)
+    return Reader(f"{source} ({how})", partial(files.members, source.path), None, ends, size, lines, strip)
 
 
 def _closed(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -12,7 +12,9 @@ from txl import TransformerXL
 from txl.errors import TxlError
 from txl.evaluation.evaluate import (
     Reading,
+    ResolvedReading,
     Score,
+    bounded,
     default_method,
     evaluate,
     resolve,
@@ -121,6 +123,20 @@ def test_zeros_before_a_text_are_as_many_as_evaluation_remembers(method: str) ->
     assert score.nats == pytest.approx(-float(logits[0, 0].log_softmax(-1)[TEXT[0]]), rel=1e-9)
 
 
+def test_zeros_are_bounded_by_no_more_than_is_needed() -> None:
+    """They are keys, so that a number of them that is sane is never changed."""
+    zeros, empty = frozen(initial_memory="zeros"), frozen()
+    for reading in (ResolvedReading("cached", 2**16, 9), ResolvedReading("segments", 2**16, 2**15)):
+        assert bounded(reading, zeros, 9) == reading
+        assert bounded(reading, empty, 9) == (reading.method, 9, 9)
+        far = reading._replace(attn_len=2**16 + 1)
+        assert bounded(far, zeros, 2**16 + 1) == far
+        with pytest.raises(TxlError, match=r"attn_len must be at most 65,536 for a text of 9 tokens .*, got 65,537"):
+            bounded(far, zeros, 9)
+    assert bounded(ResolvedReading("cached", 20, 10**9), zeros, 9) == ("cached", 20, 9)
+    assert bounded(ResolvedReading("sliding", 10**9, 1), zeros, 9) == ("sliding", 9, 1), "it begins without memory"
+
+
 def test_counting_as_released() -> None:
     """41 tokens, 4 streams of 10: the last is left out, the first of each is an input only."""
     model = frozen()
@@ -174,7 +190,7 @@ def test_a_reading_is_resolved_whole() -> None:
     ("options", "arguments", "message"),
     [
         ({"encoding": "sinusoid"}, {"method": "cached"}, "encoding 'sinusoid' puts places into the hidden states"),
-        ({}, {"method": "guess"}, "method must be one of cached, segments, sliding or null, got 'guess'"),
+        ({}, {"method": "guess"}, "method must be one of cached, segments, sliding, got 'guess'"),
         ({}, {"method": "sliding", "counting": "released"}, "scores every token"),
         ({}, {"attn_len": None}, "a reading needs attn_len, the keys that a token sees"),
         (

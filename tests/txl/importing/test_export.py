@@ -1,5 +1,6 @@
 """`txl export`: what transformers 4.37.2 reads computes the same, and comes back."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from command_helpers import in_process, one_line
 
 import txl
 from txl.errors import TxlError
+from txl.evaluation.evaluate import Reading
 from txl.importing.checkpoint import convert, export
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 from txl.training import checkpoint as checkpoints
@@ -32,12 +34,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 WORDS = WordVocabulary(["<eos>", "<unk>", *(f"w{n}" for n in range(48))])
 
 
-def saved(path: Path, vocabulary: Vocabulary = WORDS, **options: Any) -> txl.TransformerXL:
+def saved(
+    path: Path, vocabulary: Vocabulary = WORDS, state: dict[str, Any] | None = None, **options: Any
+) -> txl.TransformerXL:
     torch.manual_seed(0)
     model = txl.TransformerXL(txl.ModelConfig(**SIZES | {"initial_memory": "zeros"} | options)).eval()
     for p in model.parameters():
         torch.nn.init.normal_(p, 0.0, 0.3)
-    checkpoints.save(path, model, vocabulary, {}, {})
+    checkpoints.save(path, model, vocabulary, state or {}, {})
     return model
 
 
@@ -81,6 +85,30 @@ def test_settings_of_words_come_back(tmp_path: Path) -> None:
     export(tmp_path / "a.safetensors", tmp_path / "out")
     convert(tmp_path / "out", tmp_path / "b.safetensors")
     assert txl.load(tmp_path / "b.safetensors").vocabulary == words
+
+
+@pytest.mark.parametrize("state", [{}, {"attn_len": 26, "segment": 20}])
+@pytest.mark.parametrize("window", [None, 6])
+def test_lengths_of_training_come_back(state: dict[str, int], window: int | None, tmp_path: Path) -> None:
+    """They are the defaults of evaluation."""
+    state = state and state | {"attn_len": window or state["attn_len"]}
+    saved(tmp_path / "a.safetensors", state=state, window=window)
+    export(tmp_path / "a.safetensors", tmp_path / "out")
+    convert(tmp_path / "out", tmp_path / "b.safetensors")
+    before, back = (txl.load(tmp_path / f"{name}.safetensors") for name in "ab")
+    assert (back.attn_len, back.segment) == (before.attn_len, before.segment)
+    for method in ("cached", "segments", "sliding"):
+        assert back.resolve(Reading(method=method)) == before.resolve(Reading(method=method))
+
+
+@pytest.mark.parametrize("length", [0, 2**31, 1.5, "8", None])
+def test_a_length_that_is_none(length: object, tmp_path: Path) -> None:
+    saved(tmp_path / "a.safetensors")
+    export(tmp_path / "a.safetensors", tmp_path / "out")
+    path = tmp_path / "out" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tgt_len": length}))
+    with pytest.raises(TxlError, match=r"the length of training's segments must be from 1 to 2,147,483,647, got "):
+        convert(tmp_path / "out", tmp_path / "b.safetensors")
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -13,6 +13,7 @@ from txl.model import make_network
 from txl.model.config import RecurrentConfig, config_from_json
 from txl.model.transformer import count_parameters
 from txl.paper.recurrent import QRNNLayer, RecurrentNetwork
+from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
 from txl.training.trainer import Trainer
 from txl.training.update import layer_matrices
@@ -160,6 +161,34 @@ def test_what_a_network_lacks_is_refused():
     memory = model.read(torch.zeros(1, 4, dtype=torch.long)).memory
     with pytest.raises(ValueError, match="memory must be for a batch of 2, got 1"):
         model.read(torch.zeros(2, 4, dtype=torch.long), memory)
+
+
+FORGED = {
+    "another width": lambda memory: [x[:, 1:] for x in memory],
+    "a tensor too few": lambda memory: memory[:-1],
+    "a tensor too many": lambda memory: [*memory, memory[0]],
+    "another rank": lambda memory: [x.unsqueeze(1) for x in memory],
+    "whole numbers": lambda memory: [x.long() for x in memory],
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+@pytest.mark.parametrize("network", ["lstm", "qrnn"])
+def test_a_forged_state_is_named(name, network, corpus, tmp_path):
+    sizes = {"network": network, "vocab_size": len(corpus.vocabulary), "n_layer": 2, "d_model": 16, "d_inner": 24}
+    config = TrainConfig(steps=9, batch=4, tgt_len=16)
+    run = Trainer(tmp_path, corpus, config_from_json(sizes), config)
+    run.advance(2)
+    run.save()
+    saved = checkpoints.load(run.last)
+    held = {name: x for name, x in saved.tensors.items() if not name.startswith(("model.", "memory."))}
+    memory = [saved.tensors[f"memory.{n}"] for n in range(len(saved.part("memory")))]
+    forged = {f"memory.{n}": x for n, x in enumerate(FORGED[name](memory))}
+    checkpoints.save(run.last, run.model, saved.vocabulary, saved.state, held | forged)
+    with pytest.raises(
+        TxlError, match=rf"memory of a network of kind '{network}' must be floating-point tensors \[\[4, 24\], .*got "
+    ):
+        Trainer(tmp_path, corpus, config_from_json(sizes), config, resume=True).advance(1)
 
 
 @pytest.mark.parametrize(

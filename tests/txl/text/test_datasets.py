@@ -229,9 +229,9 @@ def test_pieces_may_end_anywhere(rule: str, tmp_path: Path, monkeypatch: pytest.
 BAD: dict[str, tuple[Files, dict[str, object], str]] = {
     "missing files": (PLAIN, {"rule": "one-billion-word"}, "in: its files must be training-monolingual"),
     "files twice": (
-        PLAIN | {"a/test.txt": "x"},
+        {f"{folder}/{name}": "x" for folder in "ab" for name in PLAIN},
         {"rule": "wikitext-2"},
-        "holds 2 files for test: a/test.txt, test.txt",
+        "holds 2 files for train, of which one is needed: a/train.txt, b/train.txt",
     ),
     "empty split": (PLAIN | {"valid.txt": ""}, {"rule": "words"}, "the valid split is empty"),
     "no words": (WIKI | {"wiki.train.tokens": "\n"}, {}, r"in .*: holds no words to make a vocabulary of"),
