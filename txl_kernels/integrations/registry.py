@@ -135,17 +135,15 @@ def accelerated_class(peer: Peer, original: type) -> type:
     path = path_of(original)
     if path != peer.path:
         name += "@" + path.replace(".", ":")
-    found = globals().get(name)
+    found, method = globals().get(name), peer.adapter.method
+    theirs = getattr(original, method)
     if found is None or found.original is not original or not issubclass(found, peer.adapter):
-        method = peer.adapter.method
-        theirs = getattr(original, method)
-        members = {
-            "__module__": __name__, "original": original, "peer": peer, "replaced": theirs,
-            "forwards": {kind: kind.forward for kind in _known_parts(peer, original)},
-            method: _named_alike(getattr(peer.adapter, method), theirs),
-        }  # fmt: skip
+        ours = _named_alike(getattr(peer.adapter, method), theirs)
+        members = {"__module__": __name__, "original": original, "peer": peer, method: ours}
         found = type(name, (peer.adapter, original), members)
         setattr(sys.modules[__name__], name, found)
+    # Anew in each call: patches of classes may have been undone.
+    found.replaced, found.forwards = theirs, {kind: kind.forward for kind in _known_parts(peer, original)}
     return found
 
 
