@@ -75,7 +75,7 @@ class LanguageModel:
         """
         for name, value in (("batch", batch), ("limit", limit)):
             check_positive(name, value)
-        whole = reading if isinstance(reading, ResolvedReading) else self.resolve(reading)
+        whole = reading if isinstance(reading, ResolvedReading) else self.resolve(reading, batch)
         tokens = self._encoded(text) if isinstance(text, (str, bytes)) else self._checked(text)
         # One Billion Word consists of independent sentences delimited by `<S>`.
         sentences = isinstance(self.vocabulary, WordVocabulary) and self.vocabulary.end == SENTENCE
@@ -84,17 +84,17 @@ class LanguageModel:
             sentences=sentences, progress=progress,
         )  # fmt: skip
 
-    def resolve(self, reading: Reading | int | None = None) -> ResolvedReading:
+    def resolve(self, reading: Reading | int | None = None, batch: int = 1) -> ResolvedReading:
         """Return the reading that `evaluate` uses, with defaults filled in: attn_len is
         `self.attn_len`; the method is "cached" if the model has recurrence and relative positions,
-        else see `default_method`; segment is 128 for "cached", 1 for "sliding" and training's for
-        "segments".
+        else see `default_method`; segment is 1 for "sliding", training's for "segments", and for
+        "cached" 512 or less, so that a batch of so many texts takes at most 1 GiB.
 
         Raises:
             TxlError: attn_len is given for an LSTM or QRNN.
         """
         asked = _reading(reading)
-        whole = resolve(asked, self.model, self.attn_len, self.segment)
+        whole = resolve(asked, self.model, self.attn_len, self.segment, batch)
         if asked.attn_len is not None and whole.method != "sliding":
             as_transformer(self.model, "attn_len")
         return whole

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.case import SPEED_UP, Row
 from report import charts
-from report.records import Device, Measured
+from report.records import Device, Measured, ratio
 
 HERE = Path(__file__).parents[1]
 REPORT, PLOTS = HERE / "REPORT.md", HERE / "plots"
@@ -32,7 +32,7 @@ beyond the parameters).
 _LAYERS = "other libraries' layers"
 LIBRARIES = (_LAYERS, f"peak memory of {_LAYERS}", f"streaming steps of {_LAYERS}", "other libraries' encoders")
 PAIRS = (*LIBRARIES, "generate()")  # the latter until commit 6c4a063f37
-# Groups that docs/speed.md shows besides evaluation.
+# Groups that docs/speed.md shows besides evaluation; softmax was measured until commit f2a9f98.
 SHOWN = ("attention", "Inkling", "decode", "training step", "softmax", "peak memory", "padding", "call overhead",
          "start-up")  # fmt: skip
 
@@ -202,6 +202,7 @@ def libraries(devices: list[Device]) -> list[str]:
     return lines
 
 
+SEGMENT = 512  # of the README's evaluation
 # The README's columns, each with the fields that select its row in a comparison.
 COLUMNS: dict[str, dict[str, str]] = {
     "ours": {"role": "ours"},
@@ -212,13 +213,66 @@ COLUMNS: dict[str, dict[str, str]] = {
 
 
 def headline(devices: list[Device]) -> list[str]:
-    """Format the README's tables of attention: a table for each shape, a row for each machine."""
-    tables: dict[str, dict[tuple[str, str], str]] = {}
+    """Format the README's tables, of the newest record of a CPU and of a GPU: evaluation beside the
+    paper's speed-up, and attention."""
+    return [*front_evaluation(devices), *front_attention(devices)]
+
+
+def newest(devices: list[Device], group: str) -> list[tuple[Device, list[Measured]]]:
+    """Return the newest device with a group among CPUs, and among GPUs, with its comparisons."""
+    chosen: dict[bool, tuple[Device, list[Measured]]] = {}
     for device in devices:
-        attention = device.group("attention")
-        found = [x for x in attention if x.case.shape == attention[0].case.shape]
+        found = device.group(group)
+        if group == "evaluation speed":
+            longest = max(SPEED_UP)
+            found = [x for x in found if (x.case.model, x.case.attn_len) == ("enwik8-base", longest) and _front(x)]
+        else:
+            found = [x for x in found if x.case.shape == found[0].case.shape]
         if not found:
             continue
+        is_cpu = found[0].about["kind"] == "cpu"
+        if is_cpu not in chosen or chosen[is_cpu][1][0].about["date"] < found[0].about["date"]:
+            chosen[is_cpu] = device, found
+    return [chosen[is_cpu] for is_cpu in (True, False) if is_cpu in chosen]
+
+
+def measured_at(found: list[Measured]) -> str:
+    return "; ".join(dict.fromkeys(f"{x.about['date'][:10]}, commit {x.about['commit']}" for x in found))
+
+
+def front_evaluation(devices: list[Device]) -> list[str]:
+    """Format the speed-up of evaluation at the longest attention length: over the vanilla model as
+    published, and over the fastest vanilla implementation."""
+    cells: dict[tuple[str, str], str] = {}
+    longest = max(SPEED_UP)
+    for device, found in newest(devices, "evaluation speed"):
+        (measured,) = found
+        mine = _front(measured)
+        vanilla = [row for name, row in measured.rows.items() if name.startswith("vanilla") and "median_ms" in row]
+        published = measured.find(implementation="vanilla, eager as published")
+        fastest = min(vanilla, key=lambda row: float(row["median_ms"]))
+        for column, row in (("over the vanilla model as published", published), ("over the fastest vanilla", fastest)):
+            times = ratio(row, mine)
+            cells[device.name, column] = "" if times is None else f"{number(times)}x"
+        cells[device.name, "the paper, over its own"] = f"{SPEED_UP[longest]:,}x"
+        cells[device.name, "measured"] = measured_at(found)
+    title = (
+        f"Evaluation with cached memory, enwik8-base, 12 layers, {longest:,} keys, segments of {SEGMENT} tokens: speed-up "
+        "per token (the paper's Table 9)."
+    )
+    return ["", *prose(title), *pivot("machine", cells)] if cells else []
+
+
+def _front(measured: Measured) -> Row | None:
+    """Return this package's row in segments of the default length, if it was measured."""
+    return next((row for row in measured.ours() if row["segment"] == SEGMENT and "median_ms" in row), None)
+
+
+def front_attention(devices: list[Device]) -> list[str]:
+    """Format tables of attention: a table for each shape, a row for each machine."""
+    tables: dict[str, dict[tuple[str, str], str]] = {}
+    chosen = newest(devices, "attention")
+    for device, found in chosen:
         about = found[0].about
         head = (
             f"Attention, {' / '.join(str(x.case.direction) for x in found)}, {found[0].case.shape}, {about['dtype']}, "
@@ -233,14 +287,9 @@ def headline(devices: list[Device]) -> list[str]:
         for who, fields in (("ours", COLUMNS["ours"]), ("plain SDPA", COLUMNS["plain SDPA"])):
             shares = ("disturbed" if x.disturbed else "".join(_share(x.find(**fields) or {})) for x in found)
             cells[device.name, f"share of the {peak}, {who}"] = " / ".join(shares)
-        measured = dict.fromkeys(f"{x.about['date'][:10]}, commit {x.about['commit']}" for x in found)
-        cells[device.name, "measured"] = "; ".join(measured)
+        cells[device.name, "measured"] = measured_at(found)
     lines = []
     for head, cells in tables.items():
-        caption = (
-            f"{head}: medians of `pytest benchmarks/ --benchmark-only`, implementations in turns on the machine and date "
-            "of each row. Plain SDPA has no positions. Disturbed: other work slowed the machine, so no share is given."
-        )
-        lines += ["", *prose(caption), *pivot("machine", cells)]
-    notes = dict.fromkeys(device.note for device in devices if device.note)
+        lines += ["", *prose(f"{head}. Plain SDPA has no positions."), *pivot("machine", cells)]
+    notes = dict.fromkeys(device.note for device, _ in chosen if device.note)
     return [*lines, *(line for note in notes for line in ("", *prose(note)))]

@@ -60,7 +60,9 @@ def evaluate_command(
     segment: Annotated[
         int | None,
         in_panel(
-            _READING, help="Tokens a step; default: cached 128, sliding 1, segments as in training.", show_default=False
+            _READING,
+            help="Tokens a step; default: cached 512 (fewer if they need over 1 GiB), sliding 1, segments as in training.",
+            show_default=False,
         ),
     ] = None,
     clamp_len: Annotated[
@@ -97,7 +99,7 @@ def evaluate_command(
     dtype = autocast_dtype(precision, where)
     autocast = functools.partial(torch.autocast, where.type, dtype=dtype, enabled=dtype is not None)
     scores = []
-    readings = [language_model.resolve(one) for one in asked]
+    readings = [language_model.resolve(one, batch) for one in asked]
     for reading in readings:
         title = f"attention length {reading.attn_len}"
         total = min(len(tokens), limit or len(tokens))

@@ -122,12 +122,16 @@ def default_method(model: Network) -> Method:
     return "segments" if model.config.absolute else "cached"
 
 
-def resolve(asked: Reading, model: Network, attn_len: int | None = None, segment: int = 128) -> ResolvedReading:
+def resolve(
+    asked: Reading, model: Network, attn_len: int | None = None, segment: int = 128, batch: int = 1
+) -> ResolvedReading:
     """Fill in the choices that a reading leaves open.
 
     Args:
         attn_len: the default; None if it must be given.
-        segment: the default for "segments"; that for "cached" is 128, and for "sliding" 1.
+        segment: the default for "segments"; that for "cached" is `ModelConfig.cached_segment`, and
+            for "sliding" 1.
+        batch: number of parallel texts.
 
     Raises:
         TxlError: attn_len is missing.
@@ -135,8 +139,9 @@ def resolve(asked: Reading, model: Network, attn_len: int | None = None, segment
     method, attn_len = asked.method or default_method(model), asked.attn_len or attn_len
     if attn_len is None:
         raise TxlError("a reading needs attn_len, the keys that a token sees")
-    defaults = {"cached": 128, "sliding": 1, "segments": segment}
-    return ResolvedReading(method, attn_len, asked.segment or defaults[method])
+    if method == "cached" and isinstance(model.config, ModelConfig):
+        segment = model.config.cached_segment(batch)
+    return ResolvedReading(method, attn_len, asked.segment or (1 if method == "sliding" else segment))
 
 
 def starts_with_zeros(model: Network) -> bool:
@@ -204,7 +209,7 @@ def evaluate(
     tokens, began = tokens[:limit], time.perf_counter()
     training, scored = model.training, 0
     total = torch.zeros((), dtype=torch.float64, device=model.device)  # read once, so that the host runs ahead
-    reading = reading if isinstance(reading, ResolvedReading) else resolve(reading, model)
+    reading = reading if isinstance(reading, ResolvedReading) else resolve(reading, model, batch=batch)
     try:
         for losses, count in _losses(model, tokens, start, reading, batch, counting, sentences):
             total += losses.double().sum()

@@ -64,8 +64,9 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.trunk.embedding
 
-    def new_cache(self, batch: int, max_segment: int = 128) -> TransfoXLCache:
-        """Make a value for the argument `cache`, at the start of a text."""
+    def new_cache(self, batch: int, max_segment: int | None = None) -> TransfoXLCache:
+        """Make a value for the argument `cache`, at the start of a text; max_segment: as in
+        `TransfoXLCache`."""
         return TransfoXLCache(self.trunk, batch, max_segment)
 
     @can_return_tuple
@@ -313,7 +314,7 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
         mask = kwargs.get("attention_mask")
         if cache is None and cached and not self.training and not any(shown.values()):
             padded = mask is not None and not bool(mask.all())  # all padding must be in the first segment
-            cache = self.transformer.new_cache(input_ids.size(0), max(128, input_ids.size(1)) if padded else 128)
+            cache = self.transformer.new_cache(input_ids.size(0), input_ids.size(1) if padded else None)
         if cache is not None:
             seen = cache.get_seq_length()
             if seen >= input_ids.size(1):

@@ -30,15 +30,18 @@ class TransfoXLCache:
     Attributes:
         layers: one `KeyValueCache` for each layer.
         max_segment: maximum number of tokens of one kernel call; longer inputs are read in several.
+            512 unless given, or fewer where a batch would take more than 1 GiB
+            (`ModelConfig.cached_segment`).
     """
 
     # attributes that generate() reads from a cache
     is_compileable = False
     is_croppable = False
 
-    def __init__(self, trunk: Trunk, batch: int, max_segment: int = 128) -> None:
+    def __init__(self, trunk: Trunk, batch: int, max_segment: int | None = None) -> None:
         """Make a cache at the start of a text: empty, or with mem_len zero states
         (`config.initial_memory`)."""
+        max_segment = trunk.config.cached_segment(batch) if max_segment is None else max_segment
         self.max_segment, self._seen = max_segment, 0
         self.layers: list[KeyValueCache] = []
         with torch.no_grad():

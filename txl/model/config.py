@@ -188,6 +188,21 @@ class ModelConfig(NetworkConfig):
         """Whether positions are absolute, within the segment, so that keys cannot be cached."""
         return self.encoding in ("sinusoid", "learned")
 
+    def cached_segment(self, batch: int) -> int:
+        """Return the number of tokens to read at once with a cache of keys: 512, or the largest
+        power of two below with which logits, and activations of a layer, take at most 1 GiB in
+        float32.
+
+        batch: number of parallel texts.
+        """
+        scores = max(after - before for before, after in pairwise(self.bounds))
+        # Logits and log-softmax; q, k, v and out; the feed-forward net's two; four hidden states.
+        width = 2 * scores + 4 * self.n_head * self.d_head + 2 * self.d_inner + 4 * self.d_model
+        segment = 512
+        while segment > 1 and 4 * width * batch * segment > 2**30:
+            segment //= 2
+        return segment
+
     def attn_len(self, tgt_len: int) -> int:
         """Return the maximum number of keys a token sees when text is read in segments of
         tgt_len."""

@@ -219,7 +219,7 @@ class Trainer:
         # In segments as in training; a sliding window moves by half a segment.
         reach, half = model.config.mem_len + self.segment, max(self.segment // 2, 1)
         method = default_method(model)
-        segment = {"cached": 128, "segments": self.config.scored, "sliding": half}[method]
+        segment = {"cached": None, "segments": self.config.scored, "sliding": half}[method]
         reading = Reading(self.attn_len if method == "cached" else reach, method, segment)
         return self.world.first_does(
             lambda: evaluate(

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -225,15 +226,27 @@ def test_tensorboard_is_refused_before_training(
     assert not (tmp_path / "r" / "last.safetensors").exists()
 
 
-def test_demo_shows_everything_and_draws_its_plots(txl: Run, text: Path, tmp_path: Path) -> None:
+def test_demo_shows_everything_and_draws_its_plots(
+    txl: Run, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("txl.commands.demo.SPEED_SECONDS", 0.1)
     done = txl("demo", "--run", tmp_path / "demo", "--data", text, "--minutes", "0.05")
     assert done.returncode == 0, done.stderr
     for words in ("What memory is worth", "(training)", "A sample", "Done"):
         assert words in done.stdout
-    command = shlex.split(done.stdout.splitlines()[-1].removeprefix("Continue with: txl "))
+    *_, last, ratio = done.stdout.splitlines()
+    found = re.fullmatch(
+        r"Cached memory is ([\d,]+) times as fast as the paper's vanilla evaluation at attention length 1,536, "
+        r"measured here\.",
+        ratio,
+    )
+    assert found is not None, ratio
+    assert int(found[1].replace(",", "")) > 100  # hundreds: each token computes a window of 1,536
+    command = shlex.split(last.removeprefix("Continue with: txl "))
     assert command == ["generate", str(tmp_path / "demo")]
     continued = txl(*command, "--count", "3")
     assert continued.returncode == 0, continued.stderr
     assert "context fragmentation" in done.stdout
-    assert "best.safetensors, loss.png" in done.stdout
-    assert (tmp_path / "demo" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert "best.safetensors, loss.png, memory.png" in done.stdout
+    for name in ("loss.png", "memory.png"):
+        assert (tmp_path / "demo" / name).read_bytes().startswith(b"\x89PNG")

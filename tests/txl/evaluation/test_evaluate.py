@@ -1,6 +1,7 @@
 """The score of a split: as windows, segments and caches each say, for every encoding, however it is
 cut into steps; and its measures by their formulas."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 from model_helpers import small_model
 
-from txl import TransformerXL
+from txl import TransformerXL, recipes
 from txl.errors import TxlError
 from txl.evaluation.evaluate import (
     Reading,
@@ -22,6 +23,7 @@ from txl.evaluation.evaluate import (
 )
 from txl.evaluation.generate import Sampling, generate
 from txl.evaluation.readers import SegmentReader, WindowReader
+from txl.model.config import config_from_json
 
 SYSTEMS: dict[str, dict[str, object]] = {
     "relative": {},
@@ -168,11 +170,28 @@ def test_methods_when_nothing_is_said() -> None:
     assert default_method(frozen(encoding="sinusoid", mem_len=0)) == "sliding"
 
 
+@pytest.mark.parametrize("batch", [1, 8, 64])
+@pytest.mark.parametrize(
+    ("recipe", "words"), [("enwik8-large", 204), ("wt103-large", 267_735), ("lm1b-large", 793_471), ("ptb", 10_000)]
+)
+def test_segments_with_a_cache_take_up_to_a_gibibyte(recipe: str, words: int, batch: int) -> None:
+    """512 tokens, or half as many as would take more, by the largest bin of the softmax."""
+    given = recipes.load(recipe).model | {"vocab_size": words}
+    config = config_from_json(given)
+    edges = [0, *config.cutoffs, words]
+    largest = max(b - a for a, b in itertools.pairwise(edges))
+    token = 4 * (2 * largest + 4 * config.n_head * config.d_head + 2 * config.d_inner + 4 * config.d_model)
+    segment = config.cached_segment(batch)
+    assert token * batch * segment <= 2**30
+    assert segment == 512 or token * batch * 2 * segment > 2**30
+    assert resolve(Reading(9), frozen(), batch=batch).segment == frozen().config.cached_segment(batch)
+
+
 def test_a_reading_is_resolved_whole() -> None:
     """Given options are kept; the others come from the method, which the model decides."""
     of = {name: frozen(**SYSTEMS[name]) for name in ("relative", "sinusoid")}
     cases = [
-        ("relative", Reading(), ("cached", 20, 128)),
+        ("relative", Reading(), ("cached", 20, 512)),
         ("relative", Reading(7, "segments", 2), ("segments", 7, 2)),
         ("relative", Reading(method="sliding"), ("sliding", 20, 1)),
         ("sinusoid", Reading(), ("segments", 20, 5)),
@@ -180,7 +199,7 @@ def test_a_reading_is_resolved_whole() -> None:
     ]
     for name, asked, want in cases:
         assert resolve(asked, of[name], 20, 5) == want
-    assert resolve(Reading(9), of["relative"]) == ("cached", 9, 128)
+    assert resolve(Reading(9), of["relative"]) == ("cached", 9, 512)
     for name, model in of.items():
         whole = resolve(Reading(9), model)
         assert evaluate(model, TEXT, 7, whole).nats == evaluate(model, TEXT, 7, Reading(9)).nats, name
