@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from txl.model import Network
 from txl.model.transformer import TransformerXL
@@ -53,6 +54,21 @@ def why_not(model: Network) -> str | None:
 def is_capturable(device: torch.device) -> bool:
     """Whether kernels of this device can be captured."""
     return device.type == "cuda"
+
+
+class Watch:
+    """Whether a model can still run in graphs: `why_not` anew after a hook was registered anywhere,
+    which a replay would not call."""
+
+    def __init__(self, model: Network) -> None:
+        self._model = model
+        self._hooks, self._reason = RemovableHandle.next_id, why_not(model)
+
+    def why_not(self) -> str | None:
+        """Return the reason why the model's steps cannot run in graphs now, or None."""
+        if self._reason is not None or RemovableHandle.next_id != self._hooks:
+            self._hooks, self._reason = RemovableHandle.next_id, why_not(self._model)
+        return self._reason
 
 
 class Addresses:

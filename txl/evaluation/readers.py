@@ -200,15 +200,16 @@ class StepGraphs:
     """The CUDA graphs of an engine's steps: two for each kind and length, one a buffer of the
     caches.
 
-    The first WARM_UP steps of each kind and length run without a graph. Parameters whose storage
-    was replaced since a capture are an error, because a graph reads the old one.
+    The first WARM_UP steps of each kind and length run without a graph, and so do steps of a model
+    that has hooks by then. Parameters whose storage was replaced since a capture are an error,
+    because a graph reads the old one.
     """
 
     MAX_KINDS = 8  # kinds and lengths of steps with graphs; others run without
 
     def __init__(self, model: TransformerXL) -> None:
         self._model = model
-        self._addresses = graphs.Addresses(model)
+        self._addresses, self._watch = graphs.Addresses(model), graphs.Watch(model)
         self._seen: Counter[tuple[Any, ...]] = Counter()
         self._graphs: dict[tuple[Any, ...], graphs.Captured[Tensor]] = {}
 
@@ -222,6 +223,8 @@ class StepGraphs:
         device = self._model.device.type
         kind = (function.__name__, inputs[0].shape, *(x.dtype for x in inputs))
         if torch.is_autocast_enabled(device) or any(x.device != self._model.device for x in inputs):
+            return function(*inputs)
+        if self._watch.why_not() is not None:
             return function(*inputs)
         self._seen[kind] += 1
         captured = {name[0] for name in self._graphs}

@@ -455,11 +455,12 @@ class UpdateGraphs:
     the host decides between them whether loss and gradient are finite.
 
     The first WARM_UP updates with a full memory run without. So does every update whose memory is
-    not full, or whose segment is shorter, as at the start and end of an epoch.
+    not full, or whose segment is shorter, as at the start and end of an epoch, or whose model has
+    hooks by then.
     """
 
     def __init__(self, updater: "Updater") -> None:
-        self._updater = updater
+        self._updater, self._watch = updater, graphs.Watch(updater.network)
         self._seen = 0
         self._gradients: graphs.Captured[tuple[Tensor, Tensor]] | None = None
         self._step: Callable[[], None] | None = None
@@ -469,7 +470,7 @@ class UpdateGraphs:
         mem_len, memory, streams = self._updater.network.config.mem_len, batches.memories[0], batches.streams
         if mem_len and (streams.starts_epoch(step) or memory is None or memory[0].size(1) < mem_len):
             return False
-        if not streams.is_whole(step):
+        if not streams.is_whole(step) or self._watch.why_not() is not None:
             return False
         self._seen += 1
         return self._seen > graphs.WARM_UP

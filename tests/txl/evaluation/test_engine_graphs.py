@@ -174,6 +174,22 @@ def test_models_with_code_of_others_run_without(change: object, reason: str, eng
         Engine(model, 1, 9, 4, graph=True)
 
 
+def test_hooks_that_are_registered_later_act(engines: list[Engine]) -> None:
+    """At a step whose graph exists already, and at one that would be captured; until removed."""
+    model = small_model()
+    engine, eager = Engine(model, 1, 9, 4), Engine(model, 1, 9, 4, graph=False)
+    engines.append(engine)
+    tokens = torch.randint(31, (1, 4))
+    calls: list[object] = []
+    for n in range(16):
+        if n in (4, 12):
+            hook = model.layers[1].feed_forward.register_forward_hook(lambda m, given, out: calls.append(m) or 2 * out)
+        if n in (6, 14):
+            hook.remove()
+        torch.testing.assert_close(engine(tokens), eager(tokens), **CLOSE)
+    assert len(calls) == 2 * 4
+
+
 def test_a_hook_of_all_modules_is_seen() -> None:
     handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
