@@ -17,9 +17,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     runs = torch.cuda.is_available() or triton.interpreted()
     any_call = ",".join(name for name in BACKENDS if name != "cuda" and (runs or name != "triton"))
     parser.addoption("--backends", default=any_call, help="Backends the kernel tests run against.")
-    parser.addoption(
-        "--fuzz-minutes", type=float, default=0.0, help="Of new inputs for each fuzzer; 0: a few, the same."
-    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

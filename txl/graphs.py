@@ -57,8 +57,8 @@ def is_capturable(device: torch.device) -> bool:
 
 
 class Watch:
-    """Whether a model can still run in graphs: `why_not` anew after a hook was registered anywhere,
-    which a replay would not call."""
+    """The reason why a model cannot run in graphs, looked for anew after a hook was registered
+    anywhere, because a replay would not call it."""
 
     def __init__(self, model: Network) -> None:
         self._model = model

@@ -104,7 +104,8 @@ def check_chunk(chunk: Any, causal: Any) -> Chunk:
     if chunk is None:
         return None
     if not isinstance(chunk, (tuple, list)) or len(chunk) != 2:
-        raise TypeError(f"chunk must be None or a pair (size, left), got {chunk!r}")
+        got = type(chunk).__name__ if isinstance(chunk, Tensor) else repr(chunk)
+        raise TypeError(f"chunk must be None or a pair (size, left), got {got}")
     size, left = chunk
     check_integer("chunk[0]", size, 1, "an integer >= 1 (queries of a chunk)")
     if left is not None:

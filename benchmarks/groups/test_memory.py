@@ -1,5 +1,5 @@
-"""Peak memory against length, with L = M, of attention alone and of a training step; and peak
-memory of a training step's softmax. Each is measured in a separate process."""
+"""Peak memory against length, with L = M, of attention alone and of a training step. Each is
+measured in a separate process."""
 
 import functools
 
@@ -8,8 +8,7 @@ from harness.comparison import Comparison, Implementation, comparisons
 from harness.machine import Machine
 from implementations.attention import BASELINE, DENSE, EAGER, ORIGINAL, Attention, check, ours
 from implementations.memory import probe
-from implementations.models import ENWIK8_BASE, WT103_WORDS
-from implementations.softmax import SMALL, SOFTMAXES, checked, note
+from implementations.models import ENWIK8_BASE
 from implementations.training import TRAINED
 from implementations.training import check as check_training
 
@@ -46,15 +45,4 @@ def test_training_step_memory(machine: Machine, full: bool) -> list[Comparison]:
         runs.append(Implementation(name, prepare, role))
     shape = Shape(1, ENWIK8_BASE.n_head, length, length, ENWIK8_BASE.d_head)
     case = Case(unit="step", model="enwik8-base", layers=layers, shape=shape, note="training step")
-    return [Comparison("peak memory", case, runs, clock="own", minimum=1)]
-
-
-@comparisons("cpu", "cuda", backend=None)
-def test_softmax_memory(machine: Machine, full: bool) -> list[Comparison]:
-    vocab_size, runs = SMALL if machine.brief else WT103_WORDS, []
-    for algorithm, x in SOFTMAXES.items():
-        check = checked(algorithm, machine.device)
-        prepare = functools.partial(probe, "softmax", algorithm, (vocab_size,), vocab_size, machine, check)
-        runs.append(Implementation(x.name, prepare, x.role))
-    case = Case(unit="step", model="wt103-base", note=f"softmax of a training step, {note(vocab_size)}")
     return [Comparison("peak memory", case, runs, clock="own", minimum=1)]

@@ -123,12 +123,6 @@ def ding() -> Any:
     return _alone("ding.torch_utils.network.gtrxl")
 
 
-def labml() -> Any:
-    _module("labml", tracker=types.SimpleNamespace(debug=lambda *args: None))
-    _module("labml.logger", inspect=print)
-    return _alone("labml_nn.transformers.xl.relative_mha")
-
-
 def original(peer: Any) -> Any:
     """Return the original class of a peer in txl_kernels.integrations, from its module loaded
     alone."""
@@ -179,5 +173,4 @@ LOADERS: dict[str, tuple[Any, ...]] = {
     "enformer-pytorch": (enformer,),
     "DI-engine": (ding,),
     "ray": (rllib,),
-    "labml-nn": (labml,),
 }

@@ -2,10 +2,9 @@
 implementations.memory WORK NAME LENGTHS DEVICE.
 
 WORK: "attention" (forward and backward, B1 H8 D64, L = M), "step" (a training step of two layers
-with enwik8-base's sizes, B1), "softmax" (a training step's, with LENGTH words in the vocabulary) or
-"peer" (another library's layer). NAME: of the implementation; for "peer" the way and the layer's
-title. LENGTHS, separated by commas, are measured in this order after a tiny one, so that libraries
-loaded on first use do not count.
+with enwik8-base's sizes, B1) or "peer" (another library's layer). NAME: of the implementation; for
+"peer" the way and the layer's title. LENGTHS, separated by commas, are measured in this order after
+a tiny one, so that libraries loaded on first use do not count.
 It prints a line of JSON for each length, with length, seconds, and peak_mib above the memory used
 before by inputs or parameters.
 """
@@ -65,11 +64,7 @@ def work(kind: str, name: str, length: int, machine: Machine) -> Callable[[], ob
 
         way, _, title = name.partition(" ")
         return peers.layer_step(title, way, max(length, min(peers.BATCHES)), backward=True)
-    if kind == "softmax":
-        from implementations import softmax  # not imported for attention alone
-
-        return softmax.step(name, length, machine.device)
-    from implementations.models import ENWIK8_BASE
+    from implementations.models import ENWIK8_BASE  # not imported for attention alone
     from implementations.training import TRAINED, step
 
     config = replace(ENWIK8_BASE, n_layer=2, mem_len=length)

@@ -509,19 +509,6 @@ def _rllib(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: floa
     return PeerCase(module, lambda f, x: f(x, mems.to(x.dtype)), x, torch.ones_like(real))
 
 
-def _labml(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, memory: int = 30) -> PeerCase:
-    module = bare.labml().RelativeMultiHeadAttention(s.heads, s.d, dropout)
-    mems = torch.randn(memory, s.B, s.d)
-    mask = torch.cat([torch.ones(s.T, memory), torch.ones(s.T, s.T).tril()], 1).bool().unsqueeze(-1)
-
-    def call(f: nn.Module, x: Tensor) -> Tensor:
-        full = torch.cat([mems.to(x.dtype), x])
-        out: Tensor = f(query=x, key=full, value=full, mask=mask)
-        return out
-
-    return PeerCase(module, call, x.transpose(0, 1).contiguous(), torch.ones(s.T, s.B) > 0)
-
-
 # Makers of stacks of layers, which share biases.
 STACKS = ("t5", "t5 decoder", "mt5", "umt5", "umt5 decoder", "switch", "switch decoder", "pop2piano", "longt5 decoder",
           "longt5 local", "mpnet", "wavlm", "espnet beats", "speechbrain beats")  # fmt: skip
@@ -575,5 +562,4 @@ MAKERS: dict[str, Callable[..., PeerCase]] = {
     "xlnet": _xlnet,
     "ding": _ding,
     "rllib": _rllib,
-    "labml": _labml,
 }  # fmt: skip

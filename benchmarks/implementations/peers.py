@@ -46,7 +46,6 @@ LAYERS = {
     "transformers XLNet, 3 segments": Layer("xlnet", {"segments": 3}),
     "DI-engine GTrXL": Layer("ding", {}),
     "RLlib GTrXL": Layer("rllib", {}),
-    "labml": Layer("labml", {}),
     "NeMo, local attention": Layer("nemo local", {"context": (128, 128)}),
     "transformers Granite Speech": Layer("granite", {"context": 200}),
     "FunASR, legacy": Layer("funasr legacy", {}),
@@ -57,7 +56,7 @@ LAYERS = {
 }
 STEPS_OF_RUN = 50
 SHORT = tuple(LAYERS)[:7]  # layers that are run without --full
-WITH_MEMORY = ("ding", "rllib", "labml")  # causal, with a memory of as many frames as the segment; never padded
+WITH_MEMORY = ("ding", "rllib")  # causal, with a memory of as many frames as the segment; never padded
 
 
 def _case(title: str, length: int, batch: int, d_model: int, heads: int) -> peer_cases.PeerCase:

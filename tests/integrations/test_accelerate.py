@@ -328,7 +328,7 @@ def test_small_sizes() -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_inference_mode_and_training_after_it(name: str) -> None:
     """A mask of inference is used for training, and inference tensors tell no versions."""
-    masks = "none" if name in ("ding", "rllib", "labml", "nemo transformer") else "right"
+    masks = "none" if name in ("ding", "rllib", "nemo transformer") else "right"
     case = make(name, masks)
     case.module.eval()
     before = answer(case)
@@ -342,8 +342,8 @@ def test_inference_mode_and_training_after_it(name: str) -> None:
     case.call(case.module, case.x.requires_grad_()).square().sum().backward()
 
 
-DROPPING = ("espnet", "espnet legacy", "espnet transducer", "fastspeech2", "speechbrain", "labml", "nemo", "cosyvoice",
-            "enformer", "nemo local")  # fmt: skip
+DROPPING = ("espnet", "espnet legacy", "espnet transducer", "fastspeech2", "speechbrain", "nemo", "cosyvoice", "enformer",
+            "nemo local")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DROPPING)

@@ -47,7 +47,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     *(("enformer", "none", {"values": n}) for n in (24, 9)),
     ("enformer", "none", {"positions": 0.2}),
     *(("fastspeech2", masks, {}) for masks in MASKS[:3]),
-    *((name, "none", {}) for name in ("ding", "rllib", "labml")),
+    *((name, "none", {}) for name in ("ding", "rllib")),
     *((name, "right", {"additive": True}) for name in ("wav2vec2-conformer", "w2v-bert relative_key", "seamless v2")),
     ("parakeet", "right", {"groups": 2}),
     ("parakeet", "right", {"positions": 0.3}),
@@ -111,7 +111,7 @@ def test_as_near_to_float64_as_the_peer(name: str, masks: str, more: dict[str, A
 
 WITHOUT_DROPOUT = ("fireredasr", "nemo transformer", "gemma")  # of weights
 DROPPING = (*(name for name in ALL_MASKS if name not in WITHOUT_DROPOUT), "fastspeech2", "espnet transducer", "funasr chunk",
-            "speechbrain", "ding", "labml", "nemo local", "enformer", "t5 decoder", "umt5", "longt5 local", "mpnet",
+            "speechbrain", "ding", "nemo local", "enformer", "t5 decoder", "umt5", "longt5 local", "mpnet",
             "wavlm", "speechbrain beats")  # fmt: skip
 
 

@@ -51,9 +51,8 @@ ONE_EACH = (
     "speechbrain",
     "ding",
     "rllib",
-    "labml",
 )  # of each adapter; XLNet has no layers in it, WavLM's are not called: test_shared_bias.py
-UNMASKED = ("ding", "rllib", "labml", "enformer", "granite", "granite plus", "nemo transformer")
+UNMASKED = ("ding", "rllib", "enformer", "granite", "granite plus", "nemo transformer")
 NO_GRADIENTS = ("nemo transformer",)  # of the original, on a CPU
 
 

@@ -12,6 +12,7 @@ from test_seams import ONE_EACH, case_of
 from torch import Tensor, nn
 
 from txl_kernels.integrations import Accelerated, accelerate, peer, restore
+from txl_kernels.integrations.source import NotItsSource, check_code
 
 pytestmark = pytest.mark.peers
 REASONS = (
@@ -120,7 +121,7 @@ CHANGES = (
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_a_changed_part(change: Callable[[nn.Module, str], Callable[[], None]], with_parts: list[str]) -> None:
-    """A dropout after the softmax, Gemma's scores of positions, and the softmax, each in turn."""
+    """A dropout after the softmax, FireRedASR's softmax, Gemma's position scores, each in turn."""
     for name in with_parts:
         case = case_of(name)
         accelerate(case.module, strict=True, weights="none")
@@ -168,7 +169,7 @@ def replaced_forward() -> Iterator[Callable[[type, str], None]]:
             setattr(kind, name, own)
 
 
-@pytest.mark.parametrize(("name", "method"), [("nemo", "forward"), ("nemo", "rel_shift"), ("labml", "forward")])
+@pytest.mark.parametrize(("name", "method"), [("nemo", "forward"), ("nemo", "rel_shift"), ("espnet", "forward")])
 def test_a_class_whose_method_was_replaced(
     name: str, method: str, replaced_forward: Callable[[type, str], None]
 ) -> None:
@@ -180,7 +181,7 @@ def test_a_class_whose_method_was_replaced(
     assert not report.accelerated
 
 
-@pytest.mark.parametrize("name", ["nemo", "labml", "xlnet"])
+@pytest.mark.parametrize("name", ["nemo", "espnet", "xlnet"])
 def test_a_class_whose_method_is_replaced_later(name: str, replaced_forward: Callable[[type, str], None]) -> None:
     case = case_of(name)
     report = accelerate(case.module, strict=True)
@@ -218,3 +219,14 @@ def test_a_dropout_of_another_kind(name: str) -> None:
         answers.append(both(case, gradients=False))
     assert torch.equal(answers[0]["out"], answers[1]["out"])
     assert list(report.fallbacks) == ["a dropout of another kind than torch's"]
+
+
+class Inheriting(Alternate):
+    pass
+
+
+def test_an_inherited_forward_that_was_replaced(replaced_forward: Callable[[type, str], None]) -> None:
+    check_code(Inheriting)
+    replaced_forward(Inheriting, "forward")
+    with pytest.raises(NotItsSource, match="forward is not that of its source: it was replaced"):
+        check_code(Inheriting)

@@ -8,8 +8,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 NEEDED = ("numpy", "rich", "safetensors", "typer")
 OPTIONAL = ("matplotlib", "numpy", "rich", "safetensors", "tensorboard", "triton", "typer")
-PEERS = ("transformers", "nemo", "espnet", "funasr", "speechbrain", "ray", "ding", "labml_nn", "cosyvoice",
-         "enformer_pytorch", "fireredasr")  # fmt: skip
+PEERS = ("transformers", "nemo", "espnet", "funasr", "speechbrain", "ray", "ding", "cosyvoice", "enformer_pytorch",
+         "fireredasr")  # fmt: skip
 
 
 HIDE = """

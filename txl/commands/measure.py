@@ -21,7 +21,7 @@ from txl.pictures import missing
 
 _TEXT, _HOW = "Text", "How"
 FIGURE_RATIO = 0.1  # fraction of positions in figure 3
-TARGETS = 64  # number of targets in figure 6 and in the page, from the middle of the text
+TARGETS = 64  # number of targets in figure 6, from the middle of the text
 
 Data = Annotated[Path | None, in_panel(_TEXT, "--data", help="A corpus, or a text file. Default: the (first) run's.")]
 Split = Annotated[str, in_panel(_TEXT, help="train, valid or test, of a corpus.")]
@@ -151,7 +151,7 @@ def attention_command(
     out: Annotated[Path | None, typer.Option(help="Folder for the pictures. Default: attention in the run's.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Show what the heads attend to: figures 5, 6 and 7, and a page to look around in.
+    """Show what the heads attend to: figures 5, 6 and 7.
 
     Of every token whose window is whole. Memory does not grow with the text.
     """
@@ -188,13 +188,7 @@ def attention_command(
     attention_maps.draw_means(found, {"all": "Mean attention of every head"}, folder / "figure-5.png")
     attention_maps.draw_heads(found, chosen, folder / "figure-6.png")
     attention_maps.draw_means(found, attention_maps.TERMS, folder / "figure-7.png")
-    about = (
-        f"{language_model.path}: {layers} layers of {n_head} heads, a window of {window:,}; targets {first:,} to "
-        f"{first + TARGETS - 1:,} of {source if source is not None and source.is_file() else f'the {split} split'}"
-    )
-    title = f"Attention of {language_model.path.parent.name or language_model.path.name}"
-    attention_maps.write_page(folder / "attention.html", found, tokens, language_model.vocabulary, title, about)
     say(
         f"{found.queries:,} tokens with windows of {window:,}; heads {', '.join(str(h + 1) for h in chosen)} in figure 6"
     )
-    say(f"in {folder}: figure-5.png, figure-6.png, figure-7.png, attention.html")
+    say(f"in {folder}: figure-5.png, figure-6.png, figure-7.png")

@@ -1,14 +1,9 @@
-"""Maps of what trained heads attend to (paper, Appendix D): figures 5, 6 and 7, and an interactive
-HTML page."""
+"""Maps of what trained heads attend to (paper, Appendix D): figures 5, 6 and 7."""
 
-import base64
-import json
 import math
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,18 +11,15 @@ from txl.errors import TxlError
 from txl.evaluation.readers import seeing
 from txl.model import Network, as_transformer
 from txl.model.transformer import TransformerXL
-from txl.paths import replace_text
 from txl.pictures import new_figure, save, whole_ticks
 from txl.text.corpus import as_tensor
-from txl.text.vocabulary import ByteVocabulary, Tokens, Vocabulary
+from txl.text.vocabulary import Tokens
 from txl_kernels.layer import SegmentAttention
 
 SEGMENT = 128
 # The paper's figures omit term (c), the bias of each key.
 TERMS = {"a": "(a) content", "b": "(b) content-dependent position", "d": "(d) global position bias"}
 MARKED = 0.2  # fraction of each row's weights, the largest, that figure 6 marks
-_TEMPLATE = Path(__file__).with_name("attention.html")
-_DATA = "/*DATA*/null"
 
 
 def weights_of_terms(attention: SegmentAttention, x: Tensor, memory: Tensor, window: int) -> dict[str, Tensor]:
@@ -237,37 +229,3 @@ def draw_heads(attention: Attention, heads: Sequence[int], path: Path) -> None:
         )  # fmt: skip
         whole_ticks(axes.xaxis, axes.yaxis)
     save(figure, path)
-
-
-def write_page(
-    path: Path, attention: Attention, tokens: Tokens, vocabulary: Vocabulary, title: str, about: str
-) -> None:
-    """Write one self-contained HTML file that shows the stored weights interactively.
-
-    Weights are stored as 8 bits of the square root of weight / row maximum, compressed by deflate.
-
-    tokens: the text. about: a description of model and text for the page.
-    """
-    rows, count, window = attention.weights.shape
-    weights = attention.weights.numpy()
-    maximum = np.maximum(weights.max(-1), np.finfo(np.float32).tiny)
-    levels = np.rint(255 * np.sqrt(weights / maximum[..., None])).astype(np.uint8)
-    shown = [show(vocabulary, int(t)) for t in tokens[attention.first - window : attention.first + count]]
-    data = {
-        "title": title, "about": about, "layers": rows // attention.heads, "heads": attention.heads, "targets": count,
-        "window": window, "tokens": shown, "words": vocabulary.unit == "words", "most": maximum.tolist(),
-        "levels": base64.b64encode(zlib.compress(levels.tobytes(), 9)).decode(),
-    }  # fmt: skip
-    # "<" is escaped: a token such as </script> must not end the script.
-    text = json.dumps(data).replace("<", "\\u003c")
-    replace_text(path, _TEMPLATE.read_text(encoding="utf-8").replace(_DATA, text))
-
-
-def show(vocabulary: Vocabulary, token: int) -> str:
-    """Return a printable form of a token: a line end as an arrow, bytes that are no character in
-    hexadecimal."""
-    if isinstance(vocabulary, ByteVocabulary):
-        byte = vocabulary.symbols[token]
-        return "\u21b5" if byte == 10 else chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}"
-    word = vocabulary.decode([token]).decode("utf-8", "replace").strip(" ")
-    return "\u21b5" if word in ("", "\n") else word

@@ -135,7 +135,8 @@ def accelerated_class(peer: Peer, original: type) -> type:
     path = path_of(original)
     if path != peer.path:
         name += "@" + path.replace(".", ":")
-    found, method = globals().get(name), peer.adapter.method
+    found: Any = globals().get(name)
+    method = peer.adapter.method
     theirs = getattr(original, method)
     if found is None or found.original is not original or not issubclass(found, peer.adapter):
         ours = _named_alike(getattr(peer.adapter, method), theirs)
@@ -144,13 +145,13 @@ def accelerated_class(peer: Peer, original: type) -> type:
         setattr(sys.modules[__name__], name, found)
     # Anew in each call: patches of classes may have been undone.
     found.replaced, found.forwards = theirs, {kind: kind.forward for kind in _known_parts(peer, original)}
-    return found
+    return found  # type: ignore[no-any-return]
 
 
 def _known_parts(peer: Peer, original: type) -> list[Any]:
     """Return the classes of modules that an adapter may read past: some of torch's, and those that
     the original's code names in its own module, or the code of the peer's class in its module."""
-    found: list[Any] = [nn.Dropout, nn.Identity, nn.Softmax]
+    found: list[Any] = [nn.Dropout, nn.Identity]
     named = parts(original)
     if path_of(original) != peer.path and peer.path.rpartition(".")[0] in sys.modules:
         named += parts(peer.original())

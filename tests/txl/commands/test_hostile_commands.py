@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from command_helpers import SMALL, Run, one_line
 
+from txl.commands.cli import app
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 
@@ -69,6 +72,37 @@ def test_large_numbers_that_mean_something(txl: Run, run: Path, corpus: Corpus, 
 def test_the_longest_attention_there_is(txl: Run, run: Path) -> None:
     a, b = (txl("eval", run, "--attn-len", n, "--batch", 1).stdout.split("│")[3] for n in (1008, 10**9))
     assert a == b
+
+
+BASES = {
+    "train": "--run {tmp}/r --data {corpus} {small}", "eval": "{run}", "generate": "{run} --count 4",
+    "prepare": "{tmp}/c --data {text}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", BASES)
+def test_numbers_that_no_option_takes(
+    txl: Run, run: Path, corpus: Corpus, text: Path, tmp_path: Path, command: str
+) -> None:
+    """Every option that is a number: one line, or a usage error, or done."""
+    options = [x for x in typer.main.get_command(app).get_command(None, command).params if x.opts[0].startswith("--")]
+    numbers = [
+        x.opts[0] for x in options if {"int", "float"} & set(re.findall(r"\w+", str(x.type_descriptor.annotation)))
+    ]
+    assert len(numbers) >= 2, numbers
+    paths = {"run": run, "corpus": corpus.folder, "text": text, "tmp": tmp_path, "small": " ".join(SMALL)}
+    for option in numbers:
+        for value in ("-1", "nan", "9" * 40, "0.5"):
+            if (option, value) == ("--count", "9" * 40):  # of tokens to generate: as asked
+                continue
+            done = txl(command, *BASES[command].format(**paths).split(), option, value)
+            assert done.returncode in (0, 1, 2), (option, value, done)
+            if done.returncode == 1:
+                one_line(done, "")
+            assert "Traceback" not in done.stderr
+            assert done.returncode != 0 or value not in ("-1", "nan"), (option, value)
+            for made in ("r", "c"):
+                shutil.rmtree(tmp_path / made, ignore_errors=True)
 
 
 NOT_FINITE = {

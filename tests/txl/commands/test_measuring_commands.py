@@ -68,7 +68,6 @@ def test_attention(txl: Run, run: Path, corpus: Corpus, tmp_path: Path) -> None:
     assert f"{min(200, len(corpus.valid)) - 15:,} tokens with windows of 16; heads 2, 1 in figure 6" in done.stdout
     for name in ("figure-5.png", "figure-6.png", "figure-7.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "attention.html").stat().st_size > 5000
 
 
 def test_eval_of_an_lstm(txl: Run, runs: dict[str, Path]) -> None:

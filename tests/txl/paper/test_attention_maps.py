@@ -1,34 +1,18 @@
-"""The terms of the scores sum to what the kernel takes, and average to what others see; the page
-holds what was kept of them, and a browser shows it without a network."""
+"""The terms of the scores sum to what the kernel takes, and average to what others see."""
 
-import base64
-import json
-import re
 import subprocess
 import sys
-import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from browser import opened
 from hugging_face_model import SIZES, transfo_xl
 from model_helpers import small_config, small_model
 
 from implementations.hugging_face import their_names
 from txl import TransformerXL
 from txl.errors import TxlError
-from txl.paper.attention_maps import (
-    Attention,
-    check_attention,
-    marked,
-    read_weights,
-    show,
-    weights_of_terms,
-    write_page,
-)
-from txl.text.vocabulary import ByteVocabulary, WordVocabulary
+from txl.paper.attention_maps import Attention, check_attention, marked, read_weights, weights_of_terms
 
 TEXT = np.random.default_rng(0).integers(0, 31, 60).astype(np.uint8)
 WINDOW = 9
@@ -236,81 +220,3 @@ def test_memory_does_not_grow_with_the_text() -> None:
     queries, grown = map(int, done.stdout.split())
     assert queries == 60_000 - 127
     assert grown < 20_000  # KiB; weights of the text's 56,000 later queries alone are 229,000
-
-
-WORDS = WordVocabulary(["<eos>", "the", "</script><b>bold", "dog", "&amp;", "\u00e9t\u00e9"])
-PAGE_TEXT = np.array([1, 3, 2, 4, 5, 0] * 4, dtype=np.uint8)
-LAYERS, HEADS, PAGE_WINDOW, TARGETS, FIRST = 2, 3, 8, 5, 12
-
-
-@pytest.fixture(scope="module")
-def moment() -> Attention:
-    torch.manual_seed(0)
-    made = Attention(LAYERS, HEADS, PAGE_WINDOW, FIRST, TARGETS)
-    made.weights = (3 * torch.randn(LAYERS * HEADS, TARGETS, PAGE_WINDOW)).softmax(-1)
-    return made
-
-
-@pytest.fixture(scope="module")
-def page(moment: Attention, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("page") / "attention.html"
-    write_page(path, moment, PAGE_TEXT, WORDS, "A <title>", "of <model>")
-    return path
-
-
-def test_the_page_holds_the_moment(page: Path, moment: Attention) -> None:
-    text = page.read_text(encoding="utf-8")
-    found = re.search(r"const data = (.*);\n", text)
-    assert found
-    data = json.loads(found.group(1))
-    levels = np.frombuffer(zlib.decompress(base64.b64decode(data["levels"])), "u1").astype(float) / 255
-    levels, maximum = levels.reshape(LAYERS * HEADS, TARGETS, PAGE_WINDOW), np.array(data["most"])
-    # Half a level of 255 of the root: at most 1 / 255 of the largest weight.
-    np.testing.assert_allclose(levels**2 * maximum[..., None], moment.weights, rtol=0, atol=float(maximum.max()) / 255)
-    expected = [show(WORDS, int(t)) for t in PAGE_TEXT[FIRST - PAGE_WINDOW : FIRST + TARGETS]]
-    assert data["tokens"] == expected
-    assert text.count("</script>") == 1  # the page's own, none of a token's
-    assert "http" not in text.replace("http-equiv", "")
-
-
-def test_pointing_at_tokens_layers_and_heads(page: Path, moment: Attention) -> None:
-    with opened(page) as shown:
-        shown.wait_for_selector("body[data-ready=yes]")
-        assert shown.title() == "A <title>"
-        assert shown.locator("#about").inner_text() == "of <model>"
-        tokens = shown.locator(".token")
-        assert tokens.all_inner_texts() == [
-            show(WORDS, int(t)) for t in PAGE_TEXT[FIRST - PAGE_WINDOW : FIRST + TARGETS]
-        ]
-        target, head = 3, 4
-        shown.locator("#heads button").nth(head).click()
-        shown.locator(".target").nth(target).hover()
-        assert "layer 2, head 2" in shown.locator("#which").inner_text()
-        colours = [tokens.nth(n).evaluate("e => e.style.backgroundColor") for n in range(PAGE_WINDOW + TARGETS)]
-        weights = moment.weights[head, target]
-        for d in range(PAGE_WINDOW):
-            root = float((weights[d] / weights.max()).sqrt())
-            colour = colours[PAGE_WINDOW + target - 1 - d]
-            shade = float(colour.rstrip(")").split(",")[-1]) if colour else 0.0
-            assert shade == pytest.approx(0.85 * root, abs=0.02)
-        assert not any(colours[:target])
-        assert not any(colours[PAGE_WINDOW + target + 1 :])
-        first = shown.locator("#top tr").first.inner_text().split()
-        assert int(first[-3]) == int(weights.argmax()) + 1
-        assert float(first[-1]) == pytest.approx(float(weights.max()), abs=1e-3)
-
-
-def test_arrow_keys_go_round(page: Path) -> None:
-    with opened(page, dark=True) as shown:
-        shown.wait_for_selector("body[data-ready=yes]")
-        assert "layer 1, head 1" in shown.locator("#which").inner_text()
-        shown.keyboard.press("ArrowUp")
-        assert "layer 2, head 3" in shown.locator("#which").inner_text()
-        shown.keyboard.press("ArrowDown")
-        shown.keyboard.press("ArrowLeft")
-        assert shown.locator(".current").inner_text() == show(WORDS, int(PAGE_TEXT[FIRST + TARGETS - 1]))
-
-
-def test_bytes_that_are_no_characters_can_be_seen() -> None:
-    vocabulary = ByteVocabulary(b"\n a\xe9\x00")
-    assert [show(vocabulary, t) for t in range(5)] == ["\u21b5", " ", "a", "\\xe9", "\\x00"]

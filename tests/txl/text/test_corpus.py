@@ -228,27 +228,6 @@ def test_a_full_disk_leaves_nothing_and_is_named(name: str, limit: int, content:
     assert [*tmp_path.iterdir()] == [other], name
 
 
-FORGED = {
-    "vocabulary": (None, [], {"unit": "words", "end": 3}, {"unit": "bytes", "dropped": 10**15}),
-    "tokens": ({"train": "a"}, [], None),
-    "source": (None, 3), "sha256": ([], {"vocabulary": None}), "rule": (5,),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("field", FORGED)
-def test_forged_values_are_named(field: str, corpus: data.Corpus, tmp_path: Path) -> None:
-    for path in corpus.folder.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    for value in FORGED[field]:
-        meta = json.loads((corpus.folder / "corpus.json").read_text()) | {field: value}
-        (tmp_path / "corpus.json").write_text(json.dumps(meta))
-        with pytest.raises(
-            TxlError, match=r"the prepared corpus is damaged \(.*; remove the folder, then run `txl prepare` again$"
-        ) as raised:
-            data.load(tmp_path)
-        assert any(word in str(raised.value) for word in (field, "end", "dropped"))
-
-
 @pytest.mark.parametrize("name", ["corpus.json", "vocabulary.txt", "train.bin"])
 def test_pipes_are_refused_at_once(name: str, corpus: data.Corpus, tmp_path: Path) -> None:
     for path in corpus.folder.iterdir():
@@ -267,18 +246,12 @@ def test_progress_of_each_reading(text: Path, tmp_path: Path) -> None:
     assert [entries[-1] for entries in seen.values()] == [(size, size), (size, size)]
 
 
-def test_damaged_corpora(text: Path, corpus: data.Corpus, tmp_path: Path) -> None:
+def test_missing_files(text: Path, corpus: data.Corpus, tmp_path: Path) -> None:
     with pytest.raises(TxlError, match="not a prepared corpus"):
         data.load(tmp_path)
     data.prepare(text, tmp_path)
-    for name in ("valid.bin", "vocabulary.txt", "corpus.json"):
-        whole = (tmp_path / name).read_bytes()
-        (tmp_path / name).write_bytes(whole[:-5])
-        with pytest.raises(TxlError, match=r"the prepared corpus is damaged .*run `txl prepare` again"):
-            data.load(tmp_path)
-        (tmp_path / name).write_bytes(whole)
     (tmp_path / "test.bin").unlink()
-    with pytest.raises(TxlError, match="the prepared corpus is damaged"):
+    with pytest.raises(TxlError, match=r"the prepared corpus is damaged .*run `txl prepare` again"):
         data.load(tmp_path)
     with pytest.raises(TxlError, match="split must be one of train, valid, test, got 'dev'"):
         corpus.split("dev")

@@ -64,17 +64,10 @@ def test_a_run_that_is_resumed_is_refused_to_others(finished: Path, corpus: Corp
     resumed.run()
 
 
-DAMAGE = {
-    "blank lines": b"\n\n{good}\n\n", "NULs": b"\0\0\0\n{good}\n", "garbage": b"%PDF-1.4\n{good}\n",
-    "not UTF-8": b"\xff\xfe\n{good}\n", "a number": b"5\n{good}\n", "empty object": b"{}\n{good}\n",
-    "deep": b"[" * 100_000 + b"\n{good}\n", "cut short": b'{good}\n{"step": 5, "lo',
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", DAMAGE)
-def test_a_log_never_stops_a_run(finished: Path, corpus: Corpus, name: str) -> None:
+def test_a_log_never_stops_a_run(finished: Path, corpus: Corpus) -> None:
+    """Whatever is in it: tests/txl/test_damage.py. What can be read of it stays."""
     good = json.dumps({"step": 3, "loss": 1.0}).encode()
-    (finished / "log.jsonl").write_bytes(DAMAGE[name].replace(b"{good}", good))
+    (finished / "log.jsonl").write_bytes(b"\0\xff\n5\n{}\n" + b"[" * 100_000 + b"\n" + good + b'\n{"step": 5, "lo')
     trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6).run()
     entries = read_log(finished / "log.jsonl")
     assert len(entries) == (finished / "log.jsonl").read_bytes().count(b"\n")
@@ -87,17 +80,6 @@ def test_a_missing_log(finished: Path, corpus: Corpus) -> None:
     trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6).run()
 
 
-def test_a_flipped_bit_is_refused(finished: Path) -> None:
-    """Anywhere in the file: header, tensors of the model, of the optimizer, of the memory."""
-    whole = (finished / "last.safetensors").read_bytes()
-    for n in range(0, len(whole), max(len(whole) // 120, 1)):
-        damaged = bytearray(whole)
-        damaged[n] ^= 1 << (n % 8)
-        (finished / "flipped.safetensors").write_bytes(damaged)
-        with pytest.raises(TxlError):
-            checkpoints.load(finished / "flipped.safetensors")
-
-
 def rewritten(path: Path, change: object) -> None:
     """The checkpoint with another header, its checksum right."""
     with safe_open(path, framework="pt") as file:
@@ -108,133 +90,10 @@ def rewritten(path: Path, change: object) -> None:
     save_file(tensors, path, metadata={"txl": text, "sha256": checkpoints._digest(text, tensors)})
 
 
-def absurd(header: dict, tensors: dict) -> None:
-    header["config"]["d_model"] = 2_000_000_000
-
-
-def deep(header: dict, tensors: dict) -> None:
-    header["config"]["n_layer"] = 10**9
-
-
-def wrong_type(header: dict, tensors: dict) -> None:
-    header["config"]["n_head"] = "two"
-
-
-def other_shape(header: dict, tensors: dict) -> None:
-    tensors["model.softmax.bias"] = torch.zeros(3)
-
-
-@pytest.mark.parametrize("change", [absurd, deep, wrong_type, other_shape])
-def test_absurd_checkpoints_are_refused_before_anything_is_allocated(finished: Path, change: object) -> None:
-    rewritten(finished / "best.safetensors", change)
-    with pytest.raises(TxlError):
-        checkpoints.restore(finished)
-
-
-def no_step(header: dict, tensors: dict) -> None:
-    del header["state"]["step"]
-
-
-def step_of_text(header: dict, tensors: dict) -> None:
-    header["state"]["step"] = "six"
-
-
-def train_of_text(header: dict, tensors: dict) -> None:
-    header["state"]["train"] = "fast"
-
-
-def no_memory(header: dict, tensors: dict) -> None:
-    del tensors["memory.0"]
-
-
-def memory_of_another_layer(header: dict, tensors: dict) -> None:
-    tensors[f"memory.{header['config']['n_layer']}"] = tensors["memory.0"].clone()
-
-
-def memory_of_another_width(header: dict, tensors: dict) -> None:
-    tensors["memory.0"] = tensors["memory.0"][..., :-1].contiguous()
-
-
-def memory_of_whole_numbers(header: dict, tensors: dict) -> None:
-    tensors["memory.0"] = tensors["memory.0"].long()
-
-
-def no_rng(header: dict, tensors: dict) -> None:
-    tensors["rng.0.cpu"] = torch.zeros(4)
-
-
-def optimizer_of_no_parameter(header: dict, tensors: dict) -> None:
-    del tensors["optimizer.0.0.exp_avg"]
-    tensors["optimizer.0.x.exp_avg"] = torch.zeros(2)
-
-
-def optimizer_of_another_shape(header: dict, tensors: dict) -> None:
-    tensors["optimizer.0.0.exp_avg"] = torch.zeros(2)
-
-
-def optimizer_not_whole(header: dict, tensors: dict) -> None:
-    del tensors["optimizer.0.1.exp_avg_sq"]
-
-
-CHANGES = [
-    no_step, step_of_text, train_of_text, no_memory, memory_of_another_layer, memory_of_another_width,
-    memory_of_whole_numbers, no_rng, optimizer_of_no_parameter, optimizer_of_another_shape,
-    optimizer_not_whole,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_cannot_be_resumed_is_said_and_nothing_is_lost(finished: Path, corpus: Corpus, change: object) -> None:
-    before = (finished / "log.jsonl").read_bytes()
-    rewritten(finished / "last.safetensors", change)
-    with pytest.raises(TxlError, match=r"the checkpoint is damaged|parameter \d+\.\w+ is|exp_avg has shape"):
-        trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6)
-    assert (finished / "log.jsonl").read_bytes() == before
-
-
-@pytest.mark.parametrize("name", ["average.softmax.bias", "average_count"])
-@pytest.mark.parametrize("forged", [None, torch.zeros(1), torch.zeros(2, 3)], ids=["missing", "one", "more"])
-def test_an_average_of_another_shape_is_damage(
-    tmp_path: Path, corpus: Corpus, name: str, forged: torch.Tensor | None
-) -> None:
-    """Also where it could be broadcast."""
-    run = trainer(tmp_path, corpus, average="ema")
-    run.advance(2)
-    run.save()
-    unlock(tmp_path)
-
-    def forge(header: dict, tensors: dict) -> None:
-        del tensors[name]
-        if forged is not None:
-            tensors[name] = forged
-
-    rewritten(tmp_path / "last.safetensors", forge)
-    with pytest.raises(TxlError, match=rf"last\.safetensors: .*{name.removeprefix('average.')}"):
-        trainer(tmp_path, corpus, average="ema", resume=True)
-
-
-def test_a_negative_count_of_an_average_is_damage(tmp_path: Path, corpus: Corpus) -> None:
-    run = trainer(tmp_path, corpus, average="ema")
-    run.advance(2)
-    run.save()
-    unlock(tmp_path)
-    rewritten(tmp_path / "last.safetensors", lambda header, tensors: tensors["average_count"].fill_(-1))
-    with pytest.raises(TxlError, match="average_count must be >= 0, got -1"):
-        trainer(tmp_path, corpus, average="ema", resume=True)
-
-
 FORGED: list[tuple[str, object]] = [
-    ("config", None), ("config", []), ("config", "abc"), ("config.d_model", "16"), ("config.n_layer", None),
-    ("config.cutoffs", {"a": 1}), ("config.cutoffs", 3), ("config.dropout", True), ("config.encoding", []),
-    ("config.tie_projs", {}), ("config.initial_memory", None), ("config.unknown", 1), ("config.vocab_size", 3),
-    ("state", None), ("state", []), ("state", "abc"), ("state.attn_len", "a"), ("state.attn_len", 0),
-    ("state.attn_len", 10**30), ("state.attn_len", 1.5), ("state.segment", None), ("state.segment", [3]),
-    ("state.step", -1), ("state.step", True), ("state.step", None), ("state.best_loss", "low"),
-    ("state.best_loss", float("nan")), ("state.best_loss", 10**400), ("state.train", []), ("state.corpus", 3),
-    ("state.ranks", 0), ("state.ranks", "2"), ("state.losses", "abc"),
-    ("state.losses", [None]), ("state.averaging", 1), ("state.unvalidated", 1), ("vocabulary", None), ("vocabulary", []),
-    ("vocabulary.unit", None), ("vocabulary.unit", "letters"), ("vocabulary.dropped", 10**15),
-    ("vocabulary.dropped", [300]), ("vocabulary.dropped", None), ("format", None), ("format", 2),
+    ("config", None), ("config.d_model", "16"), ("config.n_layer", 10**9), ("config.vocab_size", 3), ("state", []),
+    ("state.best_loss", float("nan")), ("state.attn_len", 10**30), ("state.train", {"steps": "6"}),
+    ("vocabulary.dropped", [300]), ("format", 2),
 ]  # fmt: skip
 
 
@@ -249,14 +108,46 @@ def test_forged_headers_are_damage_and_the_field_is_named(finished: Path, field:
     rewritten(finished / "best.safetensors", forge)
     with pytest.raises(TxlError, match=r"best\.safetensors: (the checkpoint is damaged: |checkpoint format)") as raised:
         txl.load(finished)
-    assert field.rsplit(".", 1)[-1] in str(raised.value)
+    assert field.rsplit(".", 1)[-1] in str(raised.value) or "steps" in str(raised.value)
 
 
-@pytest.mark.parametrize("train", [{"steps": "6"}, {"lr": None}, {"batch": 4.0}, {"compile": 0}, {"patience": [1]}])
-def test_forged_options_of_training(finished: Path, corpus: Corpus, train: dict) -> None:
-    rewritten(finished / "last.safetensors", lambda header, tensors: header["state"]["train"].update(train))
-    with pytest.raises(TxlError, match=f"the checkpoint is damaged: .*{next(iter(train))}"):
-        trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6)
+def test_sizes_beyond_memory_are_refused_before_anything_is_allocated(finished: Path) -> None:
+    rewritten(finished / "best.safetensors", lambda header, tensors: header["config"].update(d_model=2_000_000_000))
+    with pytest.raises(TxlError, match=r"best\.safetensors: .* has shape \[.*\], the configuration needs"):
+        checkpoints.restore(finished)
+
+
+TENSORS = {
+    "memory.0": ("memory", None, torch.zeros(1), torch.zeros(2, 4, 24, 16, dtype=torch.int64)),
+    "rng.0.cpu": ("RNG", torch.zeros(4)),
+    "optimizer.0.0.exp_avg": (r"0\.exp_avg", None, torch.zeros(2)),
+    "average.softmax.bias": (r"softmax\.bias", None, torch.zeros(1)),
+    "average_count": ("average_count", None, torch.zeros(2), torch.tensor(-1)),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_what_cannot_be_resumed_is_said_and_nothing_is_lost(tmp_path: Path, corpus: Corpus, name: str) -> None:
+    """Also where another shape could be broadcast."""
+    run = trainer(tmp_path, corpus, average="ema")
+    run.advance(2)
+    run.save()
+    whole = run.last.read_bytes()
+    word, *forgeries = TENSORS[name]
+    for forged in forgeries:
+        unlock(tmp_path)
+        run.last.write_bytes(whole)
+
+        def forge(header: dict, tensors: dict, forged: torch.Tensor | None = forged) -> None:
+            del tensors[name]
+            if forged is not None:
+                tensors[name] = forged
+
+        rewritten(run.last, forge)
+        before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+        with pytest.raises(TxlError, match=rf"last\.safetensors: .*{word}"):
+            trainer(tmp_path, corpus, average="ema", resume=True)
+        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("name", ["run.json", "log.jsonl", "last.safetensors", ".lock"])
@@ -289,13 +180,6 @@ def test_planted_links_in_a_run_are_not_followed(tmp_path: Path, corpus: Corpus,
         with pytest.raises(OSError, match=rf"Is a symbolic link: '{run}/log.jsonl'"):
             trained.run()
     assert victim.read_text() == "kept"
-
-
-@pytest.mark.parametrize("record", ["", "[]", "5", '{"model": 3, "train": {}, "corpus": "c"}', "[" * 100_000, "\0"])
-def test_damaged_records(finished: Path, record: str) -> None:
-    (finished / "run.json").write_text(record)
-    with pytest.raises(TxlError, match="holds no run"):
-        read_record(finished)
 
 
 def test_an_altered_text_is_refused(tmp_path: Path, text: Path) -> None:

@@ -2,7 +2,11 @@
 runs."""
 
 import contextlib
+import inspect
 import math
+import re
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -338,3 +342,48 @@ def test_numbers_of_numpy_are_numbers(call: dict[str, Any]) -> None:
     given = {"window": numpy.int64(3), "zero_row": numpy.int32(0), "scale": numpy.float32(0.25)}
     want = rel_attention(**call | {"window": 3, "scale": 0.25})
     assert torch.equal(rel_attention(**call | given), want)
+
+
+ODD = (
+    None, True, 1, -1, 2**63, 2**70, 0.5, -1.5, 1e-320, math.nan, math.inf, 2 + 1j, "", "native", "\udcff", b"x", [], [1],
+    {}, (), (None, None), object(), Fraction(5, 2), Decimal("2.5"), torch.tensor(2), torch.tensor([7]), torch.tensor([1.0]),
+    torch.tensor([7], dtype=INT), torch.float32, int, torch.zeros(2, dtype=torch.complex64),
+)  # fmt: skip
+
+
+def odd_tensors(x: torch.Tensor) -> list[Any]:
+    """A tensor changed in ways that should be refused, or make no difference."""
+    nested = torch.nested.nested_tensor([torch.zeros(2, 4, 8), torch.zeros(2, 3, 8)])
+    return [
+        x[None], x[0], x[..., :0], torch.cat([x, x]), x[:1].expand_as(x), x.half(), x.to(torch.complex64), x.to("meta"),
+        x.to_sparse(), x.mT, x.flatten(), torch.nn.Parameter(x.clone()), x.conj(), x * 1e5, x.new_zeros(1).expand_as(x),
+        nested, torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), x.tolist(),
+    ]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", inspect.signature(rel_attention).parameters)
+def test_odd_values_are_refused_by_name_or_computed(call: dict[str, Any], name: str) -> None:
+    """Whatever is given for one argument: an error that names an argument, or the reference's
+    result."""
+    given = call.get(name)
+    odd = (*ODD, *(odd_tensors(given.detach()) if isinstance(given, torch.Tensor) else ()))
+    if name == "memory":
+        odd = (*ODD, *((given[0], x) for x in (*ODD, *odd_tensors(given[1].detach()))))
+    names = re.compile("|".join((*inspect.signature(rel_attention).parameters, "k_mem", "v_mem")))
+    for value in odd:
+        try:
+            got = rel_attention(**call | {name: value})
+        except (TypeError, ValueError, RuntimeError) as error:
+            told = str(error)
+            if not names.search(told) or len(told) > 600:
+                pytest.fail(f"{name}={value!r:.80}: {told}")
+            continue
+        if name != "dropout_p" and name != "backend":
+            want = rel_attention(**call | {name: value, "backend": "reference"})
+            for a, b in zip(*((x if isinstance(x, tuple) else (x,)) for x in (got, want)), strict=True):
+                low = a.dtype in (torch.float16, torch.bfloat16)
+                if a.device.type != "meta":
+                    torch.testing.assert_close(
+                        a, b, rtol=0.05 if low else 2e-3, atol=0.05 if low else 2e-3, equal_nan=True
+                    )

@@ -8,7 +8,6 @@ from txl_kernels.integrations.adapters import (
     gemma,
     granite,
     inkling,
-    labml,
     mpnet,
     nemo,
     rllib,
@@ -22,5 +21,5 @@ from txl_kernels.integrations.adapters import (
 KNOWN = (
     *transformers.PEERS, *t5.PEERS, *mpnet.PEERS, *wavlm.PEERS, *gemma.PEERS, *granite.PEERS, *inkling.PEERS,
     *nemo.PEERS, *espnet.PEERS, *wenet.PEERS, *fireredasr.PEERS, *speechbrain.PEERS, *enformer.PEERS, *ding.PEERS,
-    *rllib.PEERS, *labml.PEERS,
+    *rllib.PEERS,
 )  # fmt: skip

@@ -1,0 +1,90 @@
+"""What a terminal, or a file, shows: help, the header, progress, the picture of the loss."""
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from command_helpers import SMALL, Run
+from rich.console import Console
+from training_helpers import trainer
+
+import txl_kernels
+from txl import pictures
+from txl.commands import console as terminal
+from txl.commands.cli import app
+from txl.commands.train import draw_loss
+from txl.text.corpus import Corpus
+from txl.training.run import read_log
+
+LOGGED = {"step": 10, "loss": 1.25, "bpc": 1.8, "ppl": 3.5, "grad_norm": 1.0, "lr": 1e-3, "tokens_per_s": 12345.6}
+VALIDATED = {"step": 10, "valid_loss": 1.5, "valid_bpc": 2.16, "valid_ppl": 4.5}
+COMMANDS = typer.main.get_command(app).commands
+
+
+def test_version(txl: Run) -> None:
+    assert txl("--version").stdout.startswith(f"txl {txl_kernels.__version__}, torch {torch.__version__}, Python 3.")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_every_option_in_80_columns(txl: Run, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+    shown = txl(command, "-h")
+    assert shown.returncode == 0, shown.stderr
+    for option in COMMANDS[command].params:
+        assert option.opts[0].lstrip("-").lower() in shown.stdout.lower()
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("kind", "width"), [(None, 20), ("dumb", 80), ("xterm", 80), ("xterm", 60)])
+def test_progress(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None, width: int
+) -> None:
+    """A bar on a terminal; whole lines in a file, or where the cursor cannot be moved."""
+    shown = {"force_terminal": True, "_environ": {"TERM": kind}, "color_system": None} if kind else {}
+    console = Console(file=io.StringIO(), width=width, **shown)
+    monkeypatch.setattr(terminal, "console", console)
+    with terminal.training_progress(trainer(tmp_path, corpus)) as report:
+        report(LOGGED)
+        report(VALIDATED)
+    with terminal.evaluation_progress("attention length {8} [b]", 10) as progress:
+        progress(5)
+    lines = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "\n", console.file.getvalue()).splitlines()
+    validated = "step 10 of 20: validation loss 1.5000, bpc 2.1600"
+    if kind == "xterm":
+        assert any("step 10 of 20" in x and "12,346" in x for x in lines) or width < 80
+        assert any("attention length {8} [b]" in x for x in lines)
+        assert validated in map(str.strip, lines)
+        assert max(len(x.rstrip()) for x in lines) <= width - 2, "no room for ^C"
+    else:
+        assert lines == ["step 10 of 20: loss 1.2500, bpc 1.8000, 12,346 tokens/s", validated]
+
+
+def test_training_into_a_file_without_matplotlib(
+    txl: Run, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    done = txl("train", "--run", tmp_path / "r", "--data", corpus.folder, *SMALL)
+    assert (done.returncode, done.stderr) == (0, "")
+    header, *_, finished, left_out = done.stdout.splitlines()
+    assert re.fullmatch(
+        r"Transformer-XL, 1 layers x 16, 0\.\d+M parameters; \w+ backend on cpu, float32; updates 0 to 3", header
+    )
+    assert finished == f"done: {tmp_path / 'r' / 'last.safetensors'}"
+    assert left_out.startswith("loss.png was left out: matplotlib cannot be used")
+
+
+@pytest.mark.parametrize("values", [{}, {"bpc": float("inf")}, {"bpc": "1", "valid_bpc": 10**400}, {"bpc": 1.0}])
+def test_any_log_can_be_drawn(tmp_path: Path, values: dict) -> None:
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps({"step": n} | values) + "\n" for n in range(9)))
+    pictures.draw_loss(read_log(tmp_path / "log.jsonl"), tmp_path / "loss.png", "bpc")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_cannot_be_written_ends_nothing(corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "loss.png").mkdir()
+    assert "loss.png" in str(draw_loss(trainer(tmp_path, corpus)))

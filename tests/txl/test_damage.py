@@ -1,0 +1,208 @@
+"""Damaged files, killed processes: an error that names the file, or the result without damage."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from training_helpers import assert_same_run, trainer, unlock
+
+from txl.commands.train import run_to_go_on
+from txl.errors import TxlError
+from txl.text import corpus as data
+from txl.text.datasets import PrepareOptions
+from txl.text.readers import SPLITS
+from txl.text.vocabulary import from_file
+from txl.training import checkpoint as checkpoints
+from txl.training.run import CHANGEABLE
+from txl.training.trainer import Trainer
+
+OPTIONS: dict[str, Any] = {"steps": 6, "eval_every": 3, "save_every": 2}
+ODD = (None, True, -1, 0, 10**30, 1e999, "", "x", [], {}, [[]], float("nan"))
+RUN = ("last.safetensors", "run.json", "log.jsonl", "corpus/corpus.json", "corpus/vocabulary.txt", "corpus/train.bin")
+
+
+@pytest.fixture(scope="module")
+def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six updates with a corpus of its own."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    trainer(folder, data.prepare(text, folder / "corpus"), **OPTIONS).run()
+    unlock(folder)
+    return folder
+
+
+@st.composite
+def damaged(draw: st.DrawFn, content: bytes) -> bytes:
+    """Other bytes: some flipped, cut off, added, zeroed or exchanged, or a forged JSON value."""
+    at = draw(st.integers(0, len(content) - 1))
+    kind = draw(st.sampled_from(("flip", "flip", "cut", "append", "zero", "swap", "json")))
+    if kind == "flip":
+        other = bytearray(content)
+        for n in {at, draw(st.integers(0, len(content) - 1))}:
+            other[n] ^= 1 << draw(st.integers(0, 7))
+        return bytes(other)
+    if kind == "json":
+        return draw(forged(content))
+    end = at + draw(st.integers(1, 64))
+    return {
+        "cut": content[:at], "append": content + content[at:end], "swap": content[at:] + content[:at],
+        "zero": content[:at] + bytes(len(content[at:end])) + content[end:],
+    }[kind]  # fmt: skip
+
+
+@st.composite
+def forged(draw: st.DrawFn, content: bytes) -> bytes:
+    """JSON with a value removed or replaced, except options that may change; for others, null."""
+    inside = value = None
+    with suppress(ValueError):
+        inside = value = json.loads(content)
+    while isinstance(inside, dict) and inside:
+        key = draw(st.sampled_from(sorted(inside)))
+        assume(key not in CHANGEABLE)
+        if not isinstance(inside[key], dict) or draw(st.booleans()):
+            inside[key] = draw(st.sampled_from(ODD))
+            if draw(st.booleans()):
+                del inside[key]
+            break
+        inside = inside[key]
+    return json.dumps(value).encode()
+
+
+def for_any_damage(file: Path, examples: int, check: Any) -> None:
+    """Call `check` with the file damaged; its error must name the file or its folder."""
+    content = file.read_bytes()
+
+    @settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(other=damaged(content))
+    def damaging(other: bytes) -> None:
+        file.write_bytes(other)
+        told = str(file)
+        try:
+            check()
+        except TxlError as error:
+            told = str(error)
+        assert str(file if file.suffix == ".safetensors" else file.parent) in told
+        assert len(told.splitlines()) == 1
+
+    damaging()
+
+
+def test_checkpoints(whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "last.safetensors"
+    path.write_bytes((whole / "last.safetensors").read_bytes())
+    want = checkpoints.load(path)
+
+    def check() -> None:
+        found = checkpoints.load(path)
+        assert (found.config, found.vocabulary, found.state) == (want.config, want.vocabulary, want.state)
+        assert found.tensors.keys() == want.tensors.keys()
+        assert all(torch.equal(x, found.tensors[name]) for name, x in want.tensors.items())
+
+    for_any_damage(path, 400, check)
+
+
+@pytest.mark.parametrize("name", ["corpus.json", "vocabulary.txt", "train.bin", "valid.bin", "test.bin"])
+def test_corpora(whole: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(whole / "corpus", tmp_path / "c")
+    want = data.load(whole / "corpus")
+
+    def check() -> None:
+        found = data.load(tmp_path / "c")
+        assert [len(found.split(name)) for name in SPLITS] == [len(want.split(name)) for name in SPLITS]
+        found.verify()
+        assert (found.fingerprint, found.vocabulary) == (want.fingerprint, want.vocabulary)
+        assert all(np.array_equal(found.split(name), want.split(name)) for name in SPLITS)
+
+    for_any_damage(tmp_path / "c" / name, 150, check)
+
+
+@pytest.mark.parametrize("rule", ["bytes", "words"])
+def test_vocabularies(text: Path, tmp_path: Path, rule: str) -> None:
+    """Without a checksum a vocabulary can become another, but a sound one."""
+    vocabulary = data.prepare(text, tmp_path / "c", PrepareOptions(rule)).vocabulary
+
+    @settings(max_examples=300, deadline=None, derandomize=True)
+    @given(content=damaged(vocabulary.to_file()))
+    def check(content: bytes) -> None:
+        with suppress(TxlError):
+            found = from_file(content, vocabulary.settings())
+            assert from_file(found.to_file(), found.settings()) == found
+            assert 0 <= found.start < len(found)
+
+    check()
+
+
+def resume(folder: Path) -> None:
+    corpus, model, config, _ = run_to_go_on(folder, None, {"steps": 8})
+    try:
+        Trainer(folder, corpus, model, config, resume=True).run()
+    finally:
+        unlock(folder)
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_runs_that_are_resumed(whole: Path, tmp_path: Path, name: str) -> None:
+    """The same parameters, or nothing changed."""
+    want, run = shutil.copytree(whole, tmp_path / "want"), tmp_path / "run"
+    resume(want)
+    tensors = checkpoints.load(want / "last.safetensors").tensors
+    shutil.copytree(whole, run)
+
+    def check() -> None:
+        before = (run / "last.safetensors").read_bytes()
+        try:
+            resume(run)
+        except TxlError:
+            assert (run / "last.safetensors").read_bytes() == before
+            raise
+        found = checkpoints.load(run / "last.safetensors").tensors
+        assert found.keys() == tensors.keys()
+        assert [n for n, x in tensors.items() if not torch.equal(x, found[n])] == []
+        shutil.rmtree(run)
+        shutil.copytree(whole, run)
+
+    for_any_damage(run / name, 40, check)
+
+
+KILLED = """
+import os, signal, sys
+left = int(sys.argv[2])
+def moment(act):
+    def acting(*arguments, **options):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return act(*arguments, **options)
+    return acting
+os.fsync, os.replace = moment(os.fsync), moment(os.replace)
+from pathlib import Path
+from training_helpers import trainer
+from txl.text import corpus as data
+trainer(Path(sys.argv[1]), data.load(sys.argv[3]), steps=6, eval_every=3, save_every=2).run()
+"""
+
+
+@pytest.mark.parametrize("moment", [3, 8])
+def test_a_killed_process(whole: Path, tmp_path: Path, moment: int) -> None:
+    """With a file written, but not in its place; test_ends.py has all moments in one process."""
+    environment = os.environ | {"PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-c", KILLED, tmp_path / "run", str(moment), whole / "corpus"]
+    done = subprocess.run(command, env=environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert list((tmp_path / "run").glob(".*.tmp")), "nothing was being written"
+    corpus = data.load(whole / "corpus")
+    trainer(tmp_path / "run", corpus, resume=(tmp_path / "run" / "last.safetensors").exists(), **OPTIONS).run()
+    assert_same_run(whole, tmp_path / "run")
+    assert (whole / "best.safetensors").read_bytes() == (tmp_path / "run" / "best.safetensors").read_bytes()
+    assert not list((tmp_path / "run").glob(".*.tmp"))
