@@ -11,7 +11,7 @@ from ptx.faults import Fault, NotModelled
 from ptx.global_memory import GlobalMemory
 from ptx.lanes import WARP, Lanes
 from ptx.mbarriers import MBarriers
-from ptx.operands import PARAM_BASE
+from ptx.operands import PARAM_BASE, RAW
 from ptx.order import Order
 from ptx.schedule import Schedule
 from ptx.shared_memory import FIRST, POISON, SharedMemory
@@ -89,7 +89,10 @@ class Block:
     def get(self, slot: int, lanes: Lanes) -> np.ndarray:
         x = self.registers[slot]
         if x is None:
-            raise Fault(f"{self.kernel.program.registers[slot].name} is read and was never written")
+            register = self.kernel.program.registers[slot]
+            if self.kernel.demanded[slot]:
+                raise Fault(f"{register.name} is read and was never written")
+            x = _without_value(self.threads, RAW[register.bits])
         if self.in_flight and slot in self.in_flight and self.in_flight[slot][lanes.at].any():
             raise Fault("the result of an asynchronous product is used before it was waited for")
         if self.launch.strict and slot in self.lent and self.lent[slot][lanes.at].any():
@@ -107,11 +110,7 @@ class Block:
             self.registers[slot] = x if len(x) == self.threads else np.repeat(x, self.threads)
             return
         old = self.registers[slot]
-        if old is None:
-            # In threads that did not write them, predicates are false.
-            new = np.zeros(self.threads, x.dtype) if x.dtype == bool else _poison(self.threads, x.dtype)
-        else:
-            new = old.copy()
+        new = _without_value(self.threads, x.dtype) if old is None else old.copy()
         new[lanes.at] = x
         self.registers[slot] = new
 
@@ -145,5 +144,8 @@ def _one(value: int) -> np.ndarray:
     return np.array([value], np.uint64)
 
 
-def _poison(n: int, dtype: Any) -> np.ndarray:
+def _without_value(n: int, dtype: Any) -> np.ndarray:
+    """Return what a register holds in threads that did not write it: NaN, or false."""
+    if np.dtype(dtype) == np.bool_:
+        return np.zeros(n, bool)
     return np.full(n * np.dtype(dtype).itemsize, POISON, np.uint8).view(dtype)

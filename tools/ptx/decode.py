@@ -1,10 +1,12 @@
 """Decoding of parsed instructions to functions that execute them."""
 
+import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ptx.demand import demanded
 from ptx.faults import NotModelled
 from ptx.operands import Read, elements, items, raw_reader, types_of
 from ptx.parse import Instruction, Program, Register
@@ -67,6 +69,11 @@ class Kernel:
         products = [x for x in program.code if x.parts[:2] == ("wgmma", "mma_async")]
         used = [r for x in products for operand in x.operands[:2] for r in items(operand)]
         self.product_slots = {r.slot for r in used if isinstance(r, Register) and r.bits == 32}
+
+    @functools.cached_property
+    def demanded(self) -> list[int]:
+        """Bits of each register that can matter; see `ptx.demand`."""
+        return demanded(self.program)
 
 
 def _decode(x: Instruction) -> Decoded:

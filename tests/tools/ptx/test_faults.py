@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from ptx.demand import demanded
 from ptx.faults import Fault, NotModelled
-from ptx_programs import run
+from ptx.parse import parse
+from ptx_programs import HEAD, run
 
 X = torch.arange(256, dtype=torch.int32)
 FIRST = "setp.eq.u32 %p0, %r0, 0;"
@@ -122,6 +124,84 @@ def test_shared_memory_that_nobody_wrote_is_nan() -> None:
     b = torch.zeros(64)
     run("ld.shared.f32 %f0, [%r1]; st.global.f32 [%d4], %f0;", X, b)
     assert b.isnan().all()
+
+
+# A word whose lower half, %h1, is never written, and its upper half %h2 = tid.
+HALF_A_WORD = "cvt.u16.u32 %h2, %r0; mov.b32 %r2, {{%h1, %h2}}; {} cvt.u32.u16 %r4, %h3; st.global.b32 [%d4], %r4;"
+
+
+@pytest.mark.parametrize("garbage", [0x00, 0x5A, 0xFF])
+@pytest.mark.parametrize(
+    "taken",
+    [
+        "mov.b32 {_, %h3}, %r2;",
+        "mov.b32 %r3, %r2; mov.b32 {_, %h3}, %r3;",
+        "shr.u32 %r3, %r2, 16; cvt.u16.u32 %h3, %r3;",
+        "cvt.u64.u32 %d5, %r2; shr.u64 %d6, %d5, 16; cvt.u16.u64 %h3, %d6;",
+    ],
+)
+def test_half_a_word_that_is_not_written_and_not_used(
+    taken: str, garbage: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LLVM writes the first form for sm_80, and the last two for sm_120."""
+    monkeypatch.setattr("ptx.block.POISON", garbage)
+    b = out()
+    run(HALF_A_WORD.format(taken), b=b)
+    assert b.tolist() == list(range(64))
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        "mov.b32 {%h3, _}, %r2;",
+        "mov.b32 {%h4, %h3}, %r2; st.global.b16 [%d3], %h4;",
+        "cvt.u16.u32 %h3, %r2;",
+        "shr.u32 %r3, %r2, 15; cvt.u16.u32 %h3, %r3;",
+        "mov.b32 {_, %h3}, %r2; st.global.b32 [%d3], %r2;",
+        "mov.b32 {_, %h3}, %r2; st.shared.b16 [%r1], %h1;",
+        "mov.b32 {_, %h3}, %r2; and.b32 %r2, %r2, 0xFFFF0000;",  # harmless, but not followed
+        "mov.b32 {_, %h3}, %r2; setp.eq.u32 %p1, %r2, 0; @%p1 ret;",
+        "mov.b32 {_, %h3}, %r2; cvt.u64.u32 %d5, %r2; ld.global.b32 %r5, [%d5];",
+        "mov.b32 {_, %h3}, %r2; shfl.sync.idx.b32 %r5, %r2, 0, 31, -1;",
+        # the sign of a word whose upper half is not written
+        "mov.b32 %r5, {%h2, %h1}; shr.s32 %r3, %r5, 16; mov.b32 {_, %h3}, %r3;",
+        "mov.b32 %r5, {%h2, %h1}; cvt.s64.s32 %d5, %r5; shr.u64 %d6, %d5, 32; cvt.u16.u64 %h3, %d6;",
+        "{ .reg .pred %q; mov.pred %p1, %q; } mov.b32 {_, %h3}, %r2;",
+        # halves that change places around a loop
+        "mov.u32 %r5, 0; again: mov.b32 {%h4, %h3}, %r2; mov.b32 %r2, {%h3, %h4}; add.u32 %r5, %r5, 1;"
+        "setp.lt.u32 %p1, %r5, 2; @%p1 bra again;",
+    ],
+)
+def test_half_a_word_that_is_not_written_and_used(taken: str) -> None:
+    with pytest.raises(Fault, match="is read and was never written"):
+        run(HALF_A_WORD.format(taken), out(), out())
+
+
+@pytest.mark.parametrize(
+    ("taken", "used"),
+    [
+        ("mul.f32x2 %d6, %d5, %d5; mov.b64 {_, %f1}, %d6;", False),
+        ("fma.rn.ftz.f32x2 %d6, %d4, %d4, %d5; mov.b64 {_, %f1}, %d6;", False),
+        ("mul.f32x2 %d6, %d5, %d5; mov.b64 {%f1, _}, %d6;", True),
+        ("fma.rn.f32x2 %d6, %d4, %d4, %d5; mov.b64 {%f1, _}, %d6;", True),
+        ("mul.f32x2 %d6, %d5, %d5; shr.u64 %d7, %d6, 31; cvt.u32.u64 %r3, %d7; mov.b32 %f1, %r3;", True),
+        ("mul.f32x2 %d6, %d5, %d5; st.global.b64 [%d4], %d6;", True),
+        ("mul.f64 %d6, %d5, %d5; mov.b64 {_, %f1}, %d6;", True),
+    ],
+)
+def test_lane_of_a_pair_that_is_not_written(taken: str, used: bool) -> None:
+    """A pair whose lower lane, %f0, is never written. LLVM multiplies such pairs for sm_100."""
+    program = parse(HEAD + "mov.b64 %d5, {%f0, %f3};" + taken + "st.global.f32 [%d4], %f1; ret; }")
+    (register,) = (r for r in program.registers if r.name == "%f0")
+    assert bool(demanded(program)[register.slot]) == used
+
+
+def test_half_a_lane_of_a_pair_that_is_not_written() -> None:
+    """Each bit of a product depends on all bits of its lane."""
+    body = "mov.b32 %r2, {%h1, %h2}; mov.b64 %d5, {%r2, %r0}; mul.f32x2 %d6, %d5, %d5; mov.b64 {%r3, _}, %d6;"
+    program = parse(HEAD + body + "mov.b32 {_, %h3}, %r3; st.global.b16 [%d4], %h3; ret; }")
+    (register,) = (r for r in program.registers if r.name == "%h1")
+    assert demanded(program)[register.slot]
 
 
 @pytest.mark.parametrize("step", [0, 4, 128])

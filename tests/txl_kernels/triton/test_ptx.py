@@ -1,6 +1,8 @@
 """What Triton makes of the kernels for sm_80 and sm_90, run by tools/ptx: values and gradients
 against float64, races, bounds, copies and products that are not waited for. No GPU is needed."""
 
+from typing import Any
+
 import pytest
 import torch
 from cases import Case
@@ -95,3 +97,38 @@ def test_gradient_of_the_table_without_atomics(case: Case, architecture: int, mo
     monkeypatch.setenv("TXL_KERNELS_ATOMICS", "0")
     with executed(architecture):
         matches_the_reference(case, torch.bfloat16, "triton")
+
+
+# Kernels in which LLVM fills unused lanes from a register that is never written: Triton 3.7 for
+# sm_8x and sm_120, Triton 3.8 and 3.9 for sm_100 and sm_120.
+FILLED = {
+    "backward_queries, wide": {"width": 128},
+    "backward_queries, rows of 80 bytes": {"width": 40},
+    "backward_queries, dropout, bounds": {"width": 80, "dropout": True, "bounds": True},
+    "backward_queries, numbers alone": {"width": 64, "tables": "r_bias", "value_width": 128, "softcap": True},
+    "backward_keys": {"width": 64},
+    "backward_keys, wide": {"width": 128},
+}
+
+
+@pytest.mark.parametrize("variant", FILLED)
+@pytest.mark.parametrize("architecture", [80, 89, 100, 120])
+def test_no_bit_is_used_of_a_register_that_is_never_written(architecture: int, variant: str) -> None:
+    """Of architectures that tools/ptx does not run, too."""
+    import aot
+    from ptx.demand import demanded, registers
+    from ptx.parse import Address, parse
+
+    capability = divmod(architecture, 10)
+    if refusal := aot.config.why_not_capability(capability, aot.plan.TRITON_VERSION):
+        pytest.skip(refusal)
+    kernel, options = variant.partition(",")[0], dict[str, Any](FILLED[variant])
+    options |= {"tma": aot.config.has_descriptors(capability), "atomics": kernel == "backward_queries"}
+    compiled = aot.Variant(kernel, architecture, "bf16", **options)
+    program = parse(aot.compile_variant(compiled, compiled.config()).asm["ptx"])
+    results = [x.operands[0] for x in program.code if x.operands and not isinstance(x.operands[0], Address)]
+    written = {r.slot for operand in results for r in registers(operand)}
+    unset = [r for r in program.registers if r.slot not in written]
+    print("never written:", [r.name for r in unset])
+    used = demanded(program)
+    assert not [r.name for r in unset if used[r.slot]]
