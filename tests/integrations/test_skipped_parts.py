@@ -169,7 +169,10 @@ def replaced_forward() -> Iterator[Callable[[type, str], None]]:
             setattr(kind, name, own)
 
 
-@pytest.mark.parametrize(("name", "method"), [("nemo", "forward"), ("nemo", "rel_shift"), ("espnet", "forward")])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("nemo", "forward"), ("nemo", "rel_shift"), ("espnet", "forward_attention"), ("espnet", "forward")],
+)
 def test_a_class_whose_method_was_replaced(
     name: str, method: str, replaced_forward: Callable[[type, str], None]
 ) -> None:

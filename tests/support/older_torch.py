@@ -31,7 +31,7 @@ MODULES = (
     "torch.fx.traceback", "torch.jit", "torch.library", "torch.nn", "torch.nn.functional", "torch.nn.init",
     "torch.nn.modules", "torch.nn.modules.module", "torch.nn.parallel", "torch.nn.utils", "torch.onnx",
     "torch.optim", "torch.optim.lr_scheduler", "torch.utils", "torch.utils.checkpoint", "torch.utils.data",
-    "torch.utils.flop_counter",
+    "torch.utils.flop_counter", "torch.utils.hooks",
 )  # fmt: skip
 
 

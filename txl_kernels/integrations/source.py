@@ -117,11 +117,15 @@ def check_code(part: Any) -> None:
     """
     tree, before = _tree(part)
     members: Mapping[str, Any] = {part.__name__: part}
-    written, wrapped = [tree], False
+    written, wrapped, inherited = [tree], False, set()
     if inspect.isclass(part):
         members, written, wrapped = vars(part), tree.body, bool(tree.decorator_list)  # type: ignore[attr-defined]
+        assigned = {
+            x.id for node in written if isinstance(node, ast.Assign) for x in node.targets if isinstance(x, ast.Name)
+        }
+        inherited = {name for name in dir(part.__base__) if not name.startswith("__")} - assigned
     nodes = {node.name: node for node in written if isinstance(node, ast.FunctionDef)}
-    for name in {*nodes, "forward"} & {*members}:
+    for name in {*nodes, *inherited} & {*members}:
         function = getattr(members[name], "__func__", members[name])
         if not inspect.isfunction(function):  # a property, for example
             continue
