@@ -14,10 +14,10 @@ import older_torch
 older_torch.install()
 
 import txl, txl_kernels
-optional = ("transformers", "triton", "tensorboard", "matplotlib")
+optional = ("triton", "tensorboard", "matplotlib")
 for package in (txl_kernels, txl):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if module.name.endswith("__main__"):
+        if module.name.endswith("__main__") or module.name.startswith("txl.hf"):  # transformers asks for a torch itself
             continue
         try:
             importlib.import_module(module.name)
