@@ -17,7 +17,6 @@ import importlib
 import json
 import sys
 import types
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -77,13 +76,13 @@ def install() -> None:
         raise RuntimeError(f"{RECORD.name} is of torch {record['newest']}, got {torch.__version__}: make it again")
     real = builtins.__import__
 
-    def imported(
-        name: str, scope: Any = None, local: Any = None, wanted: Iterable[str] | None = (), level: int = 0
-    ) -> Any:
-        found = real(name, scope, local, wanted, level)
-        if isinstance(wanted, list):  # an import by torch's C++, in the frame of one of our functions
+    def imported(name: str, *given: Any, **named: Any) -> Any:
+        found = real(name, *given, **named)
+        values = dict(zip(("globals", "locals", "fromlist", "level"), given, strict=False)) | named
+        if isinstance(values.get("fromlist"), list):  # an import by torch's C++, in the frame of one of our functions
             return found
-        if str((scope or {}).get("__name__")).split(".")[0] not in OURS or name.split(".")[0] != "torch" or level:
+        ours = str((values.get("globals") or {}).get("__name__")).split(".")[0] in OURS
+        if not ours or name.split(".")[0] != "torch" or values.get("level", 0):
             return found
         if name not in record["modules"]:
             raise ImportError(f"{name} is not in {RECORD.name}: add it to MODULES of older_torch.py and make it again")
