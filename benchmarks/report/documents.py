@@ -218,25 +218,16 @@ def headline(devices: list[Device]) -> list[str]:
     return [*front_evaluation(devices), *front_attention(devices)]
 
 
-def newest(devices: list[Device], group: str) -> list[tuple[Device, list[Measured]]]:
-    """Return the newest device with a group among CPUs, and among GPUs, with its comparisons."""
-    chosen: dict[bool, tuple[Device, list[Measured]]] = {}
-    for device in devices:
-        found = device.group(group)
-        if group == "evaluation speed":
-            longest = max(SPEED_UP)
-            found = [x for x in found if (x.case.model, x.case.attn_len) == ("enwik8-base", longest) and _front(x)]
-        else:
-            found = [x for x in found if x.case.shape == found[0].case.shape]
-        if not found:
-            continue
-        is_cpu = found[0].about["kind"] == "cpu"
-        if is_cpu not in chosen or chosen[is_cpu][1][0].about["date"] < found[0].about["date"]:
-            chosen[is_cpu] = device, found
-    return [chosen[is_cpu] for is_cpu in (True, False) if is_cpu in chosen]
+def newest(found: list[tuple[Device, list[Measured]]]) -> list[tuple[Device, list[Measured]]]:
+    """Return the device with the newest comparisons among CPUs, and among GPUs, of those that have
+    any; each with its comparisons."""
+    dated = sorted((x for x in found if x[1]), key=lambda x: str(x[1][0].about["date"]))
+    of_kind = {x[1][0].about["kind"] == "cpu": x for x in dated}  # the last of each kind
+    return [of_kind[is_cpu] for is_cpu in (True, False) if is_cpu in of_kind]
 
 
 def measured_at(found: list[Measured]) -> str:
+    """List dates and commits of the given measurements."""
     return "; ".join(dict.fromkeys(f"{x.about['date'][:10]}, commit {x.about['commit']}" for x in found))
 
 
@@ -245,7 +236,12 @@ def front_evaluation(devices: list[Device]) -> list[str]:
     published, and over the fastest vanilla implementation."""
     cells: dict[tuple[str, str], str] = {}
     longest = max(SPEED_UP)
-    for device, found in newest(devices, "evaluation speed"):
+
+    def longest_of(device: Device) -> list[Measured]:
+        group = device.group("evaluation speed")
+        return [x for x in group if (x.case.model, x.case.attn_len) == ("enwik8-base", longest) and _front(x)]
+
+    for device, found in newest([(device, longest_of(device)) for device in devices]):
         (measured,) = found
         mine = _front(measured)
         vanilla = [row for name, row in measured.rows.items() if name.startswith("vanilla") and "median_ms" in row]
@@ -271,7 +267,8 @@ def _front(measured: Measured) -> Row | None:
 def front_attention(devices: list[Device]) -> list[str]:
     """Format tables of attention: a table for each shape, a row for each machine."""
     tables: dict[str, dict[tuple[str, str], str]] = {}
-    chosen = newest(devices, "attention")
+    groups = [(device, device.group("attention")) for device in devices]
+    chosen = newest([(device, [x for x in all_ if x.case.shape == all_[0].case.shape]) for device, all_ in groups])
     for device, found in chosen:
         about = found[0].about
         head = (

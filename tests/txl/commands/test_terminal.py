@@ -1,4 +1,4 @@
-"""What a terminal, or a file, shows: help, the header, progress, the picture of the loss."""
+"""Output to a terminal or a file: help, the header, progress, the picture of the loss."""
 
 import io
 import json

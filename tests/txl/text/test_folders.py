@@ -138,7 +138,7 @@ def test_hidden_files_are_left_out(form: str, tmp_path: Path) -> None:
 
 
 def test_hidden_files_have_no_split(tmp_path: Path) -> None:
-    """Of a data set, in a hidden folder that repeats every name."""
+    """A data set beside a hidden folder that repeats every name of its files."""
     held = UNPACKED["WikiText"][0]
     source = written(tmp_path / "in", held | {f".old/{name}": b"\0" for name in held})
     corpus = data.prepare(source, tmp_path / "c", PrepareOptions("wikitext-2"))
@@ -147,7 +147,7 @@ def test_hidden_files_have_no_split(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_progress_knows_the_size_before_it_reads(packed: bool, tmp_path: Path) -> None:
-    """Of a folder of plain files; that of a compressed one is known when it has been read once."""
+    """The size of a folder of plain files; a compressed one is read once before it is known."""
     held = {f"{n}.txt": LINE for n in range(40)} | {"z": gzip.compress(LINE) if packed else LINE}
     seen: dict[str, set[int]] = {}
     folder = written(tmp_path / "in", held)

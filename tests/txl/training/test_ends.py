@@ -30,7 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class Killed(BaseException):
-    """What nothing catches, as nothing catches SIGKILL."""
+    """An exception that no code catches, in place of SIGKILL."""
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> None:

@@ -114,7 +114,7 @@ FILLED = {
 @pytest.mark.parametrize("variant", FILLED)
 @pytest.mark.parametrize("architecture", [80, 89, 100, 120])
 def test_no_bit_is_used_of_a_register_that_is_never_written(architecture: int, variant: str) -> None:
-    """Of architectures that tools/ptx does not run, too."""
+    """Programs for architectures that tools/ptx does not run are checked, too."""
     import aot
     from ptx.demand import demanded, registers
     from ptx.parse import Address, parse
