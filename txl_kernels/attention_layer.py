@@ -478,8 +478,8 @@ class AttentionLayer(nn.Module, abc.ABC):
         if isinstance(cache.owner, str):
             if not cache.owner or cache.owner != self._identity.digest():
                 raise ValueError(
-                    "cache must be this layer's own, got a copy of the cache of a layer with other parameters: make one "
-                    "for each with its new_cache"
+                    "cache must be this layer's own, got a copy of the cache of a layer with other parameters, or with "
+                    "parameters that could not be read (it is gone, or offloaded): make one for each with its new_cache"
                 )
         elif cache.owner is not None and cache.owner is not self._identity:
             raise ValueError(

@@ -96,6 +96,16 @@ def test_a_copied_cache_of_a_layer_that_is_gone_or_changed() -> None:
         twin(x, cache=orphan)
 
 
+@torch.no_grad()
+def test_a_copied_cache_of_an_offloaded_layer_is_refused() -> None:
+    """Its parameters cannot be read, so that nothing tells whose keys the copy holds."""
+    it, x = layer(window=6), stream(4)
+    cache, twin = it.new_cache(2, 5, 4), copy.deepcopy(it)
+    it.to("meta")
+    with pytest.raises(ValueError, match="parameters that could not be read"):
+        twin(x, cache=copy.deepcopy(cache))
+
+
 def fails(*_: Any) -> None:
     raise MemoryError
 
