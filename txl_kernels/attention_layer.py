@@ -47,14 +47,12 @@ def _padded(x: Tensor) -> Tensor:
     return F.pad(x, (0, missing)) if missing else x
 
 
-def _later(own: Tensor | None, start: Tensor | None, q: Tensor) -> Tensor | None:
+def _later(own: Tensor, start: Tensor | None, q: Tensor) -> Tensor:
     """Return the larger of a cache's start [B, 1] and the given start, for each query: int32 [B, 1]
-    or [B, L], or None."""
-    if own is None or start is None:
-        return start if own is None else own
+    or [B, L]."""
     given = broadcast_bound("start", start, q)
     if given is None:
-        return None
+        return own
     return torch.where(given < 0, given, torch.maximum(own, given))  # what is out of range stays so, and raises later
 
 
@@ -185,10 +183,6 @@ class AttentionLayer(nn.Module, abc.ABC):
         """Return [B, L, heads * width] or [L, B, heads * width] as a view [B, heads, L, width]."""
         x = x.unflatten(-1, (-1, width))
         return x.permute(0, 2, 1, 3) if self.batch_first else x.permute(1, 2, 0, 3)
-
-    def _heads(self, x: Tensor) -> Tensor:
-        """Return q, k or v, [B, L, heads * D] or [L, B, heads * D], as a view [B, heads, L, D]."""
-        return self._by_head(x, self.d_head)
 
     def _merge(self, x: Tensor) -> Tensor:
         """Return [B, H, L, D] as [B, L, H * D] or [L, B, H * D], without a copy if the kernel kept
@@ -329,7 +323,14 @@ class AttentionLayer(nn.Module, abc.ABC):
             if start.device != x.device:
                 raise ValueError(f"cu_seqlens must be on x's device {x.device}, got {start.device}")
         if cache is not None:
-            self._check_cache(cache, x, memory, positions)
+            key: Any = (self._identity, self.training, x.shape, x.dtype, x.device)
+            alone = memory is None and positions is None and not torch.is_grad_enabled()
+            if torch.compiler.is_compiling() or not alone or cache.checked != key:
+                self._check_cache(cache, x, memory, positions)
+                if not torch.compiler.is_compiling():  # sizes may be symbols
+                    cache.checked = key if x.dtype == cache.dtype and not self.training else None
+            if self.chunk is not None:
+                self._check_chunk(cache)
         elif memory is not None:
             self._check_memory(memory, x)
         if memory is not None and torch.is_grad_enabled():
@@ -339,7 +340,8 @@ class AttentionLayer(nn.Module, abc.ABC):
         length, width, scale, window = q.size(2), q.size(-1), self.scale, self.window
         if cache is not None:
             k_and_v, window = cache.memory, cache.window
-            start = _later(cache.start, start, q)
+            begin = cache.start
+            start = start if begin is None else _later(begin, start, q)
         if cache is not None and cache.r is not None:
             r, zero_row = cache.r, cache.zero_row
         else:
@@ -396,7 +398,8 @@ class AttentionLayer(nn.Module, abc.ABC):
         return slice(self.n_head * self.d_head, None)
 
     def _check_input(self, x: Tensor) -> None:
-        check_dense("x", x, "x.values()[None] with cu_seqlens=x.offsets()")
+        if x.is_nested:
+            check_dense("x", x, "x.values()[None] with cu_seqlens=x.offsets()")
         if x.dim() != 3 or x.size(-1) != self.d_model:
             layout = "[B, L, d_model]" if self.batch_first else "[L, B, d_model]"
             raise ValueError(f"x must be {layout} with d_model={self.d_model}, got shape {list(x.shape)}")
@@ -457,7 +460,6 @@ class AttentionLayer(nn.Module, abc.ABC):
                 f"x must be a segment of at most max_segment={cache.max_segment} positions, for which the cache was made, "
                 f"got shape {list(x.shape)}"
             )
-        self._check_chunk(cache)
         self._own(cache)
 
     def _check_chunk(self, cache: KeyValueCache) -> None:
@@ -487,16 +489,14 @@ class AttentionLayer(nn.Module, abc.ABC):
             )
         cache.owner = self._identity
 
-    def _parts(self, projected: Tensor) -> tuple[Tensor, ...]:
-        """Split the output of `qkv` along its last axis: q, k and v, or only k and v."""
-        kv_width = self.n_kv_head * self.d_head
-        sizes = [projected.size(-1) - 2 * kv_width, kv_width, kv_width]
-        parts: tuple[Tensor, ...] = projected.split(sizes if sizes[0] else sizes[1:], -1)
-        return parts
-
     def _split(self, projected: Tensor) -> tuple[Tensor, ...]:
-        """Split the output of `qkv` into q, k and v, or only k and v: [B, heads, L, D] each."""
-        return tuple(self._heads(part) for part in self._parts(projected))
+        """Split the output of `qkv`, [B, L, heads * D] or [L, B, heads * D], into q, k and v, or
+        only k and v: views [B, heads, L, D] each."""
+        x, n = projected.unflatten(-1, (-1, self.d_head)), self.n_kv_head
+        queries = x.size(2) - 2 * n
+        axes = (0, 2, 1, 3) if self.batch_first else (1, 2, 0, 3)
+        k, v = x.narrow(2, queries, n).permute(axes), x.narrow(2, queries + n, n).permute(axes)
+        return (x.narrow(2, 0, queries).permute(axes), k, v) if queries else (k, v)
 
     def _project(self, x: Tensor, memory: Tensor | None) -> tuple[tuple[Tensor, ...], tuple[Tensor, Tensor] | None]:
         """Return (q, k, v) of a segment, and (k_mem, v_mem) of its memory or None."""

@@ -84,9 +84,12 @@ class KeyValueCache:
             the first that used it; None before. A copy of a cache belongs to the first layer that
             uses it and has the parameters of the owner; until then `owner` is their digest.
         appends: the number of appends.
+        checked: the call (its layer, shape, dtype and device) for which a layer has checked the
+            cache; None before.
     """
 
     owner: Owner | str | None = None
+    checked: Any = None
     appends: int = 0
     _lost: bool = False  # whether positions are missing, after an error
     _before: tuple[Any, ...] | None = None  # the fields below, before the last append
@@ -195,7 +198,8 @@ class KeyValueCache:
         return self._keys.nbytes + self._values.nbytes + (0 if self.r is None else self.r.nbytes)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"owner": self.owner.digest() if isinstance(self.owner, Owner) else self.owner}
+        owner = self.owner.digest() if isinstance(self.owner, Owner) else self.owner
+        return vars(self) | {"owner": owner, "checked": None}
 
     def __len__(self) -> int:
         """The number of positions held, at most mem_len."""
@@ -208,7 +212,8 @@ class KeyValueCache:
         Raises:
             RuntimeError: an error interrupted several appends.
         """
-        self.check_whole()
+        if self._lost:
+            self.check_whole()
         held = slice(self._begin, self._end)
         return self._keys[:, :, held], self._values[:, :, held]
 
@@ -228,7 +233,6 @@ class KeyValueCache:
             f"width={width}, max_segment={self.max_segment}, window={self.window}, {kind}, {self.nbytes / 2**20:.1f} MiB)"
         )
 
-    @torch.no_grad()
     def append(self, k: Tensor, v: Tensor) -> None:
         """Append a segment's keys [B, Hkv, L, d_key] and values [B, Hkv, L, d_value], and drop the
         oldest beyond mem_len.
@@ -244,17 +248,18 @@ class KeyValueCache:
                 "cache must not be a KeyValueCache while a CUDA graph is captured: each replay would overwrite the "
                 "same positions; make a StaticCache (new_cache(.., start=..))"
             )
-        self.check_whole()
+        if self._lost:
+            self.check_whole()
         self._check_segment(k, v)
-        length, held = k.size(2), len(self)
+        length, held = k.size(2), self._end - self._begin
         if self._end + length > self._keys.size(2):  # then begin >= mem_len >= held: source and target do not overlap
             for buffer in (self._keys, self._values):
                 buffer[:, :, :held] = buffer[:, :, self._begin : self._end]
             self._begin, self._end = 0, held
         before = self._begin, self._end, self._total, self._last_reset, self._since
         rows = slice(self._end, self._end + length)
-        self._keys[:, :, rows] = k
-        self._values[:, :, rows] = v
+        self._keys[:, :, rows] = k.detach()
+        self._values[:, :, rows] = v.detach()
         self._end += length
         self._begin = max(self._begin, self._end - self.mem_len)
         self._total += length

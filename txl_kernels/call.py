@@ -19,8 +19,8 @@ class Call(NamedTuple):
     k: Tensor
     v: Tensor
     r: Tensor | None
-    content_bias: Tensor
-    position_bias: Tensor
+    content_bias: Tensor | None  # [H, D]; None for zeros
+    position_bias: Tensor | None  # [H, Dp]; None for zeros
     k_mem: Tensor | None
     v_mem: Tensor | None
     r_bias: Tensor | None  # [H, T], any strides; at least one of r and r_bias is given

@@ -65,8 +65,8 @@ def check_tensors(call: Call, special: bool = False) -> None:
     if (call.k_mem is None) != (call.v_mem is None):
         raise TypeError("k_mem and v_mem must both be given or both be None, got one of them")
     inputs: dict[str, Any] = dict(zip(INPUTS, inputs_of(call), strict=True))
-    may_lack = {"k_mem", "v_mem", "r_bias", "q_pos", "sink"} | ({"r"} if call.r_bias is not None else set())
-    given = {name: x for name, x in inputs.items() if x is not None or name not in may_lack}
+    needed = {"q", "k", "v"} | ({"r"} if call.r_bias is None else set())
+    given = {name: x for name, x in inputs.items() if x is not None or name in needed}
     _check_kind(given, call.q, dtypes=not special)
     _check_shapes(call)
     if special:
@@ -149,13 +149,13 @@ def _check_shapes(call: Call) -> None:
         )
     if call.sink is not None and call.sink.shape != q.shape[:3]:
         raise ValueError(f"sink must be [B, H, L] = {list(q.shape[:3])}, got shape {list(call.sink.shape)}")
-    for name, x, wide in (
+    for name, bias, wide in (
         ("content_bias", call.content_bias, width),
         ("position_bias", call.position_bias, position_width_of(call)),
     ):
-        if x.shape != (heads, wide):
+        if bias is not None and bias.shape != (heads, wide):
             axes = "[H, Dp]" if wide != width else "[H, D]"
-            raise ValueError(f"{name} must be {axes} = [{heads}, {wide}], got shape {list(x.shape)}")
+            raise ValueError(f"{name} must be {axes} = [{heads}, {wide}], got shape {list(bias.shape)}")
 
 
 def _check_tables(call: Call) -> None:

@@ -8,15 +8,14 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from txl_kernels import backends, checks, composed, operators
+from txl_kernels import checks, composed, operators, torch_state
 from txl_kernels.backends import reference
 from txl_kernels.call import INPUTS, Call, changed, inputs_of
 from txl_kernels.checks import KeyValuePair, Outside, Window, autocast_dtype, memory_pair, span
 from txl_kernels.composed import Chunk
+from txl_kernels.prepare import choose, prepare
 from txl_kernels.seed import seeded
 
-_MAX_ZEROS = 256
-_kept_zeros: dict[Any, Tensor] = {}  # zeros for the biases of calls that give none
 _PACKED = "packed sequences in one batch row, with start and end of bounds_from_cu_seqlens"
 _NO_TABLE = "position_bias must be None where r is None: it multiplies rows of r"
 
@@ -170,32 +169,40 @@ def rel_attention(
             message names it.
         RuntimeError: the backend that `backend` names cannot run the call; the message says why.
     """
-    if not isinstance(q, Tensor):
-        raise TypeError(f"q must be a torch.Tensor, got {type(q).__name__}")
-    checks.check_dense("q", q, _PACKED)
-    if content_bias is None:
-        content_bias = _zeros(q)
+    if not isinstance(q, Tensor) or q.is_nested:
+        _refuse_queries(q)
     if scale is None:
         scale = 1.0 / math.sqrt(max(q.shape[-1], 1)) if q.dim() else 1.0
-    q_pos, position_scale = _position_terms(q, r, q_pos, scale, position_scale)
-    if position_bias is None:
-        position_bias = _zeros(q, q_pos)
-    elif r is None:
+    if q_pos is not None or position_scale is not None:
+        q_pos, position_scale = _position_terms(q, r, q_pos, scale, position_scale)
+    else:
+        position_scale = scale
+    if r is None and position_bias is not None:
         raise ValueError(_NO_TABLE)
     k_mem, v_mem = (None, None) if memory is None else memory_pair(memory)
-    left, right = span(causal, window)
-    checks.check_outside(outside)
+    left, right = (None, 0) if causal is True and window is None else span(causal, window)
+    if outside != "refuse":
+        checks.check_outside(outside)
+    if sink is not None:
+        sink = checks.broadcast_sink(sink, q)
     call = Call(
-        q, k, v, r, content_bias, position_bias, k_mem, v_mem, r_bias, q_pos, checks.broadcast_sink(sink, q), start, end,
-        dropout_seed, left, right, zero_row, scale, dropout_p, softcap, position_scale, outside == "zero",
+        q, k, v, r, content_bias, position_bias, k_mem, v_mem, r_bias, q_pos, sink, start, end, dropout_seed, left, right,
+        zero_row, scale, dropout_p, softcap, position_scale, outside == "zero",
     )  # fmt: skip
     if _is_special(call, chunk, prefix, r_descending, outside):
-        plain = functools.partial(_plain, backend=backend, need_lse=True)
+        plain = functools.partial(_attend, backend=backend, need_lse=True)
         clamp = outside == "clamp"
         out, lse = composed.attend(call, plain, composed.check_chunk(chunk, causal), prefix, r_descending, clamp)
     else:
-        out, lse = _plain(call, backend, return_lse)
+        out, lse = _attend(call, backend, return_lse)
     return (out, lse) if return_lse else out
+
+
+def _refuse_queries(q: Any) -> None:
+    """Raise TypeError if q is not a dense tensor."""
+    if not isinstance(q, Tensor):
+        raise TypeError(f"q must be a torch.Tensor, got {type(q).__name__}")
+    checks.check_dense("q", q, _PACKED)
 
 
 def _position_terms(q: Tensor, r: Any, q_pos: Any, scale: Any, position_scale: Any) -> tuple[Any, Any]:
@@ -235,54 +242,42 @@ def _is_special(call: Call, chunk: Any, prefix: Any, r_descending: Any, outside:
     return False
 
 
-def _plain(call: Call, backend: str | None, need_lse: bool) -> tuple[Tensor, Any]:
+def _attend(call: Call, backend: str | None, need_lse: bool) -> tuple[Tensor, Any]:
     """Return (out, lse) of a call without composed variants, whose arguments are not checked yet.
 
     Without `need_lse`, lse may be None.
     """
-    dtype = autocast_dtype(call.q.device.type)
-    if dtype is not None:
-        cast = {name: _cast_for_autocast(x, dtype) for name, x in zip(INPUTS, inputs_of(call), strict=True)}
-        call = changed(call, **cast | {"sink": call.sink})  # it is added to lse, in float32
-    call = checks.with_bounds(call)
-    prepared = operators.check(call)
+    if call.q.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        call = _cast_for_autocast(call)
+    if call.start is not None or call.end is not None:
+        call = checks.with_bounds(call)
+    is_open = torch_state.is_plain(unprofiled=True)
+    prepared = prepare(call, backend) if is_open or not torch_state.is_traced() else None
+    name = choose(call, backend) if prepared is None else prepared.kernels.NAME
     if call.dropout_p > 0 or call.seed is not None:
         call = seeded(call)
-    return operators.rel_attention(call, backends.choose(backend, call, prepared), prepared, need_lse)
+    if name == reference.NAME:
+        if not torch.compiler.is_compiling():
+            checks.check_bound_values(call)
+        return reference.forward(call)
+    if prepared is not None and is_open and prepared.is_ordinary:
+        return operators.run(call, prepared, need_lse)
+    return operators.dispatch(call, name)
 
 
-def _zeros(q: Tensor, x: Tensor | None = None) -> Tensor:
-    """Return a bias of zeros, [H, width of x], in q's dtype; x None for q. Its shape is [0] if that
-    of x is wrong, which a later check reports.
-
-    The tensor is kept for later calls, each of which would otherwise launch a kernel to fill it.
-    Each CUDA stream has its own, because only work on one stream is ordered.
-    """
-    x = q if x is None else x
-    shape = x.shape[1::2] if not x.is_nested and x.dim() == 4 else (0,)
-    dtype = q.dtype if q.is_floating_point() else torch.float32
-    if not operators.is_plain() or not operators.ordinary(q):
-        return torch.zeros(shape, dtype=dtype, device=q.device)
-    stream = torch.cuda.current_stream(q.device).cuda_stream if q.is_cuda else 0
-    key = (shape, dtype, q.device, stream)
-    zeros = _kept_zeros.get(key)
-    if zeros is None:
-        with torch.inference_mode(False):  # later calls may need gradients
-            zeros = torch.zeros(shape, dtype=dtype, device=q.device)
-        # While a CUDA graph is captured, nothing is written yet, and the memory belongs to the
-        # graph.
-        if not q.is_cuda or not torch.cuda.is_current_stream_capturing():
-            if len(_kept_zeros) >= _MAX_ZEROS:
-                _kept_zeros.clear()
-            _kept_zeros[key] = zeros
-    return zeros
-
-
-def _cast_for_autocast(x: Any, dtype: torch.dtype) -> Any:
-    """Cast an argument as autocast does for scaled_dot_product_attention. float64 tensors and
-    values that are not floating-point tensors are returned unchanged."""
-    eligible = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
-    return x.to(dtype) if eligible else x
+def _cast_for_autocast(call: Call) -> Call:
+    """Cast the inputs as autocast does for scaled_dot_product_attention, if it is on. float64
+    tensors, values that are not floating-point tensors, and the sink, which is added to lse in
+    float32, are not changed."""
+    dtype = autocast_dtype(call.q.device.type)
+    if dtype is None:
+        return call
+    cast = {
+        name: x.to(dtype)
+        for name, x in zip(INPUTS, inputs_of(call), strict=True)
+        if name != "sink" and isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
+    }
+    return changed(call, **cast)
 
 
 def rel_attention_weights(
@@ -334,24 +329,18 @@ def rel_attention_weights(
             f"q must be a tensor [B, H, L, D], got {list(q.shape) if isinstance(q, Tensor) else type(q).__name__}"
         )
     left, right = span(causal, window)
-    dtype = autocast_dtype(q.device.type)
-    if dtype is not None:
-        q, k, r, content_bias, position_bias, k_mem, r_bias, q_pos = (
-            _cast_for_autocast(x, dtype) for x in (q, k, r, content_bias, position_bias, k_mem, r_bias, q_pos)
-        )
     if r is None and position_bias is not None:
         raise ValueError(_NO_TABLE)
     r, r_bias = composed.of_all_heads(r, q.size(1)), composed.of_all_heads(r_bias, q.size(1))
     if scale is None:
         scale = 1.0 / math.sqrt(max(q.size(-1), 1))
     q_pos, position_scale = _position_terms(q, r, q_pos, scale, position_scale)
-    u = _zeros(q) if content_bias is None else content_bias
-    w = _zeros(q, q_pos) if position_bias is None else position_bias
     checks.check_outside(outside, ("refuse", "zero"))
     call = Call(
-        q, k, k, r, u, w, k_mem, k_mem, r_bias, q_pos, checks.broadcast_sink(sink, q), start, end, None, left, right,
-        zero_row, scale, 0.0, softcap, position_scale, outside == "zero",
+        q, k, k, r, content_bias, position_bias, k_mem, k_mem, r_bias, q_pos, checks.broadcast_sink(sink, q), start, end,
+        None, left, right, zero_row, scale, 0.0, softcap, position_scale, outside == "zero",
     )  # fmt: skip
+    call = _cast_for_autocast(call)
     call = checks.with_bounds(call)
     checks.check(call)
     if not torch.compiler.is_compiling():

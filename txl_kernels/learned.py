@@ -132,14 +132,14 @@ class LearnedRelativeAttention(AttentionLayer):
     def _terms(self, x: Tensor) -> Terms:
         return Terms(q_pos=self._by_head(project(self.p, x), self.position_width), sink=self.sink)
 
-    def _parts(self, projected: Tensor) -> tuple[Tensor, ...]:
-        *queries, k, v = super()._parts(projected)
+    def _split(self, projected: Tensor) -> tuple[Tensor, ...]:
+        *queries, k, v = super()._split(projected)
         return (*(self._normed(self.q_norm, q) for q in queries), self._normed(self.k_norm, k), v)
 
     def _normed(self, norm: nn.RMSNorm | None, x: Tensor) -> Tensor:
-        """Return queries or keys [.., heads * D] with each head normalized."""
+        """Return queries or keys [B, heads, L, D] with each head normalized."""
         if norm is None:
             return x
         x = x.to(norm.weight.dtype)  # under autocast, x has a narrower type than the weight
-        normed: Tensor = norm(x.unflatten(-1, (-1, self.d_head)))
-        return normed.flatten(-2)
+        normed: Tensor = norm(x.transpose(1, 2)).transpose(1, 2)  # rows in the order of the projection's output
+        return normed

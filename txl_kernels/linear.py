@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as modules
 
 from txl_kernels.checks import autocast_dtype
-from txl_kernels.operators import is_plain, ordinary
+from txl_kernels.torch_state import is_plain, ordinary
 
 _LEAST = 2**22  # multiply-adds of a call; below, oneDNN's overhead outweighs its gain
 ALL = slice(None)  # slice of all outputs of a layer
@@ -117,8 +117,14 @@ def plain_weight(module: nn.Module) -> Tensor | None:
 
 
 def project(module: nn.Module, x: Tensor) -> Tensor:
-    """Return module(x) of a linear layer, computed by `linear` if that gives the same."""
-    if torch.is_grad_enabled() or not is_plain() or plain_weight(module) is None:
+    """Return module(x) of a linear layer, computed by `linear` if that gives the same and may be
+    faster."""
+    if (
+        torch.is_grad_enabled()
+        or not is_plain()  # first: a size may be a symbol
+        or x.numel() * getattr(module, "out_features", 0) < _LEAST
+        or plain_weight(module) is None
+    ):
         projected: Tensor = module(x)
         return projected
     return linear(x, module.weight, module.bias)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -15,15 +16,16 @@ namespace py = pybind11;
 
 namespace {
 
-// A call whose sizes, strides and settings are known, and only pointers are not: what many calls
-// have in common.
+// A call whose sizes, strides and settings are known, but for pointers and the memory's length: what many calls have
+// in common.
 class Plan {
  public:
   Plan(const py::tuple& call, const py::handle& out, int type, uint32_t drop_below) {
     static_cast<txl::Attention&>(problem_) = txl::attention_of(call, out, static_cast<txl::Type>(type), drop_below);
+    zeros_.resize(static_cast<size_t>(std::max(problem_.D, problem_.Dr)));
   }
 
-  // Tensors of the shapes and strides that the plan was made for; lse may be None.
+  // Tensors of the shapes and strides that the plan was made for, but for the memory's length; lse may be None.
   void forward(const py::tuple& call, const py::handle& out, const py::handle& lse, int threads, uint64_t seed) const {
     const txl::Problem p = problem(call, out, lse, threads, seed);
     const txl::Calls& calls = txl::kernels().of(p);
@@ -49,12 +51,16 @@ class Plan {
   txl::Problem problem(const py::tuple& call, const py::handle& out, const py::handle& lse, int threads,
                        uint64_t seed) const {
     txl::Problem p = problem_;
+    txl::set_memory(p, call);
     txl::point_to(p, call, out, lse);
+    for (txl::View* bias : {&p.u, &p.w})
+      if (!bias->data) bias->data = const_cast<float*>(zeros_.data());
     p.threads = threads, p.seed = seed;
     return p;
   }
 
   txl::Problem problem_;
+  std::vector<float> zeros_;  // one row of a bias that is None, for all heads; also zeros in bf16
 };
 
 // Floating-point operations done in about `iterations` rounds on each thread.

@@ -39,6 +39,7 @@ class DecodePlan {
       : device_(device) {
     txl_cuda::DecodeProblem p;
     static_cast<txl::Attention&>(p) = txl::attention_of(call, out, static_cast<txl::Type>(type), drop_below);
+    txl::set_memory(p, call);
     const int64_t unit = p.type == txl::Type::f32 ? 4 : 8;
     p.aligned = rows_aligned(p.k, p.B, p.H, p.L, unit) && rows_aligned(p.v, p.B, p.H, p.L, unit) &&
                 rows_aligned(p.k_mem, p.B, p.H, p.M, unit) && rows_aligned(p.v_mem, p.B, p.H, p.M, unit) &&
@@ -97,6 +98,7 @@ class PrefillPlan {
               int device)
       : device_(device) {
     static_cast<txl::Attention&>(problem_) = txl::attention_of(call, out, static_cast<txl::Type>(type), drop_below);
+    txl::set_memory(problem_, call);
     workspace_ = txl_cuda::split_prefill(problem_, multiprocessors);
     backward_parts_ = txl_cuda::split_backward(problem_, multiprocessors);
   }

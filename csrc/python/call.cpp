@@ -40,24 +40,27 @@ class Key {
   std::string bytes_;
 };
 
-// False if x is not an ordinary tensor: of no subclass, dense, its memory holding its values.
-bool add_tensor(Key& key, const py::handle& x, const py::tuple& types) {
+// Reads an ordinary tensor: of no subclass, dense, its memory holding its values. False for others.
+bool read_tensor(const py::handle& x, const py::tuple& types, Facts& facts) {
   static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
   bool ordinary = false;
   for (const py::handle type : types)
     ordinary = ordinary || reinterpret_cast<PyObject*>(Py_TYPE(x.ptr())) == type.ptr();
-  Facts facts;
   if (!ordinary || !tell(x, facts) || !call_method(x, is_neg).is(py::bool_(false))) return false;
   int64_t count = 1;
   for (int64_t i = 0; i < facts.axes; ++i) count *= facts.sizes[i];
   // Torch's zeros without memory lie at null plus their offset.
-  if (count && reinterpret_cast<uintptr_t>(facts.data) <= static_cast<uint64_t>(facts.storage_bytes)) return false;
+  return !count || reinterpret_cast<uintptr_t>(facts.data) > static_cast<uint64_t>(facts.storage_bytes);
+}
+
+// with_rows: false to leave out the number of rows, the last axis but one.
+void add_tensor(Key& key, const Facts& facts, bool with_rows = true) {
   key.add(facts.axes);
-  key.add(facts.sizes, facts.axes);
+  for (int64_t i = 0; i < facts.axes; ++i)
+    if (with_rows || i != facts.axes - 2) key.add(facts.sizes[i]);
   key.add(facts.strides, facts.axes);
   key.add(int64_t{facts.dtype});
   key.add(int64_t{facts.device_type} << 32 | static_cast<uint32_t>(facts.device_index));
-  return true;
 }
 
 // False if x is not exactly what it should be: True, 1 and 1.0 are equal, but not equally valid.
@@ -79,16 +82,73 @@ bool add_setting(Key& key, const py::handle& x) {
   return true;
 }
 
-py::object signature(const py::tuple& call, const py::tuple& types, const py::tuple& others) {
+// Whether a setting is None or an int of 64 bits; value: `absent` for None.
+bool read_integer(const py::handle& x, int64_t absent, int64_t& value) {
+  value = absent;
+  if (x.is_none()) return true;
+  int overflow = 0;
+  if (!PyLong_CheckExact(x.ptr())) return false;
+  value = PyLong_AsLongLongAndOverflow(x.ptr(), &overflow);
+  return !overflow;
+}
+
+// Whether the call is valid, and which kernels run it, is the same for all lengths M of its memory but for two facts,
+// which are added to the key. False if that is not known, so that M must be part of the key: the memory is not as
+// checks want it, or so long that limits of backends are near.
+bool add_memory(Key& key, const py::tuple& call, const Facts* tensors) {
+  constexpr int64_t MOST_KEYS = 1 << 22;  // no limit of a backend is below
+  const Facts &q = tensors[Q], &k = tensors[K_MEM], &v = tensors[V_MEM];
+  const bool has_table = !call[R].is_none() || !call[R_BIAS].is_none();
+  const Facts& table = tensors[call[R].is_none() ? R_BIAS : R];
+  if (call[K_MEM].is_none() || call[V_MEM].is_none() || q.axes != 4 || k.axes != 4 || v.axes != 4) return false;
+  if (!has_table || table.axes < 2 || k.sizes[2] != v.sizes[2]) return false;
+  int64_t left = 0, zero_row = 0;
+  const int64_t keys = k.sizes[2] + q.sizes[2];
+  if (keys > MOST_KEYS || !read_integer(call[LEFT], MOST_KEYS, left)) return false;
+  if (!read_integer(call[ZERO_ROW], -1, zero_row) || zero_row < 0 || zero_row > MOST_KEYS) return false;
+  key.add(int64_t{k.sizes[2] == 0});
+  key.add(int64_t{std::min(keys - 1, left) + zero_row < table.sizes[1]});  // the farthest visible key has a row
+  return true;
+}
+
+enum State : int { GRAD_ENABLED = 1 };
+
+py::object signature(const py::tuple& call, const py::tuple& types, const py::tuple& others, int state) {
+  static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
   if (call.size() != FIELDS) throw py::value_error("signature: not the fields of a Call");
   Key key;
+  Facts tensors[SEED];
+  bool gradients = false, aligned = true;
+  for (size_t i = 0; i < SEED; ++i) {
+    const py::handle x = call[i];
+    if (x.is_none()) continue;
+    if (!read_tensor(x, types, tensors[i])) return py::none();
+    if (i >= INPUTS) continue;
+    aligned = aligned && reinterpret_cast<uintptr_t>(tensors[i].data) % 16 == 0;
+    if (state & GRAD_ENABLED) gradients = gradients || attribute(x, requires_grad).is(py::bool_(true));
+  }
+  const bool on_cpu = !call[Q].is_none() && tensors[Q].device_type == 0;
+  const bool any_length = !gradients && others.empty() && add_memory(key, call, tensors);
+  key.add(int64_t{any_length} | int64_t{gradients} << 1 | int64_t{aligned || on_cpu} << 2 | int64_t{state} << 3);
   for (size_t i = 0; i < FIELDS; ++i) {
     if (i == SEED) continue;  // another at every call
     const py::handle x = call[i];
-    if (!(i < SEED && !x.is_none() ? add_tensor(key, x, types) : add_setting(key, x))) return py::none();
+    if (i < SEED && !x.is_none()) {
+      add_tensor(key, tensors[i], !any_length || (i != K_MEM && i != V_MEM));
+    } else if (!add_setting(key, x)) {
+      return py::none();
+    }
   }
-  for (const py::handle x : others)
-    if (!(x.is_none() ? add_setting(key, x) : add_tensor(key, x, types))) return py::none();
+  for (const py::handle x : others) {
+    Facts facts;
+    if (x.is_none()) {
+      add_setting(key, x);
+    } else if (read_tensor(x, types, facts)) {
+      add_tensor(key, facts);
+    } else {
+      return py::none();
+    }
+  }
   return key.take();
 }
 
@@ -107,10 +167,9 @@ Attention attention_of(const py::tuple& call, const py::handle& out, Type type, 
   a.B = size(call[Q], 0), a.H = size(call[Q], 1), a.L = size(call[Q], 2), a.D = size(call[Q], 3);
   a.Dv = size(call[V], 3), a.Hkv = size(call[K], 1);
   a.Dr = call[Q_POS].is_none() ? a.D : size(call[Q_POS], 3);
-  a.M = call[K_MEM].is_none() ? 0 : size(call[K_MEM], 2);
   a.T = size(call[call[R].is_none() ? R_BIAS : R], 1), a.zero_row = call[ZERO_ROW].cast<int64_t>();
   for (auto [side, field] : {std::pair{&a.left, LEFT}, std::pair{&a.right, RIGHT}})
-    *side = call[field].is_none() ? a.M + a.L : std::min(call[field].cast<int64_t>(), a.M + a.L);
+    *side = call[field].is_none() ? INT64_MAX : call[field].cast<int64_t>();
   a.scale = static_cast<float>(call[SCALE].cast<double>());
   a.zero_outside = call[ZERO_OUTSIDE].cast<bool>();
   a.position_scale = static_cast<float>(call[POSITION_SCALE].cast<double>());
@@ -127,6 +186,11 @@ Attention attention_of(const py::tuple& call, const py::handle& out, Type type, 
   return a;
 }
 
+void set_memory(Attention& a, const py::tuple& call) {
+  a.M = call[K_MEM].is_none() ? 0 : size(call[K_MEM], 2);
+  a.left = std::min(a.left, a.M + a.L), a.right = std::min(a.right, a.M + a.L);
+}
+
 void point_to(Attention& a, const py::tuple& call, const py::handle& out, const py::handle& lse) {
   const auto inputs = inputs_of(a);
   for (size_t i = 0; i < INPUTS; ++i) inputs[i]->data = pointer_of(call[i]);
@@ -137,7 +201,7 @@ void point_to(Attention& a, const py::tuple& call, const py::handle& out, const 
 }
 
 void define_signature(py::module_& m) {
-  m.def("signature", &signature, py::arg("call"), py::arg("types"), py::arg("others") = py::tuple());
+  m.def("signature", &signature, py::arg("call"), py::arg("types"), py::arg("others"), py::arg("state"));
 }
 
 }  // namespace txl

@@ -27,14 +27,19 @@ constexpr size_t INPUTS = START;
 // The names, for Python to compare with its own.
 pybind11::tuple field_names();
 
-// All of a checked call but where its tensors lie. drop_below: 0 for no dropout.
+// All of a checked call but where its tensors lie and what `set_memory` sets. drop_below: 0 for no dropout. Biases that
+// are None have stride 0.
 Attention attention_of(const pybind11::tuple& call, const pybind11::handle& out, Type type, uint32_t drop_below);
+
+// Sets the length of the memory, and limits `left` and `right`, which `attention_of` leaves as the call has them
+// (INT64_MAX for None), to the number of keys.
+void set_memory(Attention& a, const pybind11::tuple& call);
 
 // Sets where the tensors lie; lse may be None.
 void point_to(Attention& a, const pybind11::tuple& call, const pybind11::handle& out, const pybind11::handle& lse);
 
-// The properties of a call, and of other tensors, that decide whether it is valid, as one string of bytes:
-// m.signature(call, ordinary types, others) -> bytes or None; see txl_kernels.operators.
+// m.signature(call, ordinary types, other tensors, state) -> bytes or None: everything that decides whether a call is
+// valid and what runs it; see txl_kernels.prepare. state: 1 if gradients are enabled, and further bits of the caller.
 void define_signature(pybind11::module_& m);
 
 }  // namespace txl

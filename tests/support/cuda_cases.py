@@ -10,7 +10,7 @@ from cases import CASES, Case, as_call, make_inputs
 from oracle import oracle
 from tolerances import require_close
 
-from txl_kernels import operators, rel_attention
+from txl_kernels import prepare, rel_attention
 from txl_kernels.backends import cuda
 
 
@@ -18,7 +18,7 @@ def use(
     monkeypatch: pytest.MonkeyPatch, module: Any, multiprocessors: int = 8, capability: tuple[int, int] = (9, 0)
 ) -> None:
     """The backend takes cpu tensors to the emulation; what another module planned is forgotten."""
-    monkeypatch.setattr(operators, "_known", {})
+    monkeypatch.setattr(prepare, "_memo", {})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     monkeypatch.setattr(cuda.native, "module", module)
     monkeypatch.setattr(cuda, "_why_not_device", lambda device: None)

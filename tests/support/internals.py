@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from txl_kernels import backends, functional, linear, operators
-from txl_kernels.backends import native_modules, self_check
+from txl_kernels import backends, linear, operators, prepare
+from txl_kernels.backends import native_modules, self_check, zero_biases
 
 
 class Internal(NamedTuple):
@@ -20,9 +20,9 @@ class Internal(NamedTuple):
         monkeypatch.setattr(self.owner, self.name, value)
 
 
-KEPT_ZEROS = Internal(functional, "_kept_zeros")  # by shape, of biases that are left out
+ZERO_BIASES = Internal(zero_biases, "_stored")  # by shape, of biases that are left out
 WARN_ONCE = Internal(backends, "_warn_once")
-KNOWN_CALLS = Internal(operators, "_known")  # what was chosen for a signature
+PREPARED_CALLS = Internal(prepare, "_memo")  # by signature
 FAST_FORWARD = Internal(operators, "_forward")
 IMPORT = Internal(native_modules, "_import")
 INSTALLED = Internal(native_modules, "_installed")

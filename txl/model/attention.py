@@ -76,8 +76,8 @@ class ReleasedShawAttention(ShawAttention):
     def _widen(self, x: Tensor) -> Tensor:
         return F.pad(x, (0, self.kernel_width - x.size(-1)))
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return self._widen(super()._heads(x))
+    def _split(self, projected: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self._widen(x) for x in super()._split(projected))
 
     def _merge(self, x: Tensor) -> Tensor:
         return super()._merge(x[..., : self.d_head])

@@ -2,21 +2,23 @@
 that is named runs the call or raises with the reason."""
 
 import functools
+import sys
 import threading
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from txl_kernels.backends import cpu, cuda, reference, self_check, triton
-from txl_kernels.backends.protocol import Backend, Kernels, Prepared
-from txl_kernels.call import Call, inputs_of, needs_gradients
+from txl_kernels.backends.protocol import Backend, Kernels
+from txl_kernels.call import Call
 
 # Fastest first.
 KERNELS: dict[str, Kernels] = {cpu.NAME: cpu, cuda.NAME: cuda, triton.NAME: triton}
 BACKENDS: dict[str, Backend] = {**KERNELS, reference.NAME: reference}
-ALIGNMENT = cuda.ROW_BYTES
 _warning = threading.Lock()
+_PACKAGE = str(Path(__file__).parents[1])
 # Dtypes that the kernels of a device support, so that falling back to the reference is worth a
 # warning.
 _EXPECTED = {
@@ -49,12 +51,8 @@ def check_name(backend: str | None) -> None:
         raise ValueError(f"backend must be None or one of {', '.join(BACKENDS)}, got {backend!r}")
 
 
-def choose(backend: str | None, call: Call, prepared: Prepared | None = None) -> str:
+def choose(backend: str | None, call: Call) -> str:
     """Return the name of the backend that runs a checked call.
-
-    prepared: stores the choice for calls of the same signature. On a CPU all of them share it;
-    elsewhere those that agree on whether gradients are needed and whether all tensors are aligned
-    to 16 bytes.
 
     Raises:
         TypeError, ValueError: backend is neither None nor a name.
@@ -62,24 +60,6 @@ def choose(backend: str | None, call: Call, prepared: Prepared | None = None) ->
             support the call, or failed at the first call of this kind; the message says why.
     """
     check_name(backend)
-    if prepared is None:
-        return _choose(backend, call)
-    name = prepared.always.get(backend)
-    if name is not None:
-        return name
-    aligned = all(x is None or x.data_ptr() % ALIGNMENT == 0 for x in inputs_of(call))
-    key = (backend, needs_gradients(call), aligned)
-    name = prepared.chosen.get(key)
-    if name is None:
-        name = _choose(backend, call)
-        if name == cpu.NAME:
-            prepared.always[backend] = name
-        elif name not in KERNELS or self_check.is_settled(self_check.kind_of(name, call)):
-            prepared.chosen[key] = name
-    return name
-
-
-def _choose(backend: str | None, call: Call) -> str:
     if backend is None:
         return _first_that_runs(call)
     chosen = BACKENDS[backend]
@@ -192,9 +172,12 @@ setattr(_warn, "_dynamo_marked_constant", True)  # noqa: B010
 
 @functools.cache
 def _warn_once(device: str, name: str, reason: str) -> None:
+    level, frame = 1, sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back  # type: ignore[assignment]
     used = "the slow reference backend" if name == reference.NAME else f"backend={name!r}"
     warnings.warn(
         f"txl_kernels uses {used} on the {device}: {reason}. Run `python -m txl_kernels` for details.",
         RuntimeWarning,
-        stacklevel=8,
+        stacklevel=level,
     )

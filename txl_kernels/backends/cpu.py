@@ -35,12 +35,13 @@ def why_not_call(call: Call) -> str | None:
 def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
     """Return (out [B, H, L, D of v], lse float32 [B, H, L]) of a checked call. out has q's strides
     if q is dense."""
-    kept = None if prepared is None else prepared.plans.get(NAME)
+    kept = None if prepared is None else prepared.plan
     if kept is None:
         kept = _keep(prepared, call, empty_out(call.q, call.v))
     out = kept.empty_like(call.q) if kept.like_q else empty_out(call.q, call.v)
     lse = torch.empty(kept.lse_shape, dtype=torch.float32, device=call.q.device) if need_lse else None
-    kept.plan.forward(call, out, lse, torch.get_num_threads(), _seed(call))
+    seed = 0 if call.seed is None else _seed(call.seed)
+    kept.plan.forward(call, out, lse, torch.get_num_threads(), seed)
     return out, lse
 
 
@@ -58,23 +59,22 @@ def backward(
 
     prepared: the record of calls whose `out` has the same strides.
     """
-    kept = None if prepared is None else prepared.plans.get(NAME)
+    kept = None if prepared is None else prepared.plan
     if kept is None:
         kept = _keep(prepared, call, out)
-    grads = tuple(
-        [
-            kept.empty_like(x) if want and x is not None else None
-            for x, want in zip(inputs_of(call), wanted, strict=True)
-        ]
-    )
-    kept.plan.backward(call, out, lse, dout, dlse, grads, torch.get_num_threads(), _seed(call))
+    gradients: list[Tensor | None] = []  # a comprehension would be one more function before Python 3.12
+    for n, want in enumerate(wanted):
+        x: Any = call[n]
+        gradients.append(kept.empty_like(x) if want and x is not None else None)
+    grads = tuple(gradients)
+    seed = 0 if call.seed is None else _seed(call.seed)
+    kept.plan.backward(call, out, lse, dout, dlse, grads, torch.get_num_threads(), seed)
     return grads
 
 
 def make_plan(call: Call, out: Tensor) -> Any:
     """Return the module's plan of a call: everything except the pointers."""
-    drop_below = drop_threshold(call.dropout_p) if call.seed is not None else 0
-    return prepare().Plan(call, out, DTYPES.index(call.q.dtype), drop_below)
+    return prepare().Plan(call, out, DTYPES.index(call.q.dtype), drop_threshold(call.dropout_p))
 
 
 class _Kept(NamedTuple):
@@ -91,12 +91,12 @@ def _keep(prepared: Prepared | None, call: Call, out: Tensor) -> _Kept:
     like = torch.empty_like if contiguous else empty_like_rows
     kept = _Kept(make_plan(call, out), like, tuple(call.q.shape[:3]), call.q.size(3) == call.v.size(3))
     if prepared is not None:
-        prepared.plans[NAME] = kept
+        prepared.plan = kept
     return kept
 
 
-def _seed(call: Call) -> int:
-    return 0 if call.seed is None else int(call.seed) & (2**64 - 1)
+def _seed(seed: Tensor) -> int:
+    return int(seed) & (2**64 - 1)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ every argument was checked. The host reads no values back, so calls can be captu
 
 import contextlib
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from txl_kernels.backends import native_modules
 from txl_kernels.backends.protocol import HeadWidths, Prepared, why_not_dtype, why_not_gpu
+from txl_kernels.backends.zero_biases import with_biases
 from txl_kernels.call import (
     ALL,
     INPUTS,
@@ -39,7 +41,6 @@ ROW_BYTES = 16
 MAX_PREFILL_KEYS = 2**26 - 128  # the rings' offsets, 32 for each key, are 32-bit integers
 MAX_BATCH = 65535  # of prefill, where batch rows are the last axis of the grid
 MAX_TABLES = 16  # the most slots of dr (two sums each) that give the same bits at every run
-_PREFILL = "cuda, prefill"  # the key of a prefill plan in `Prepared.plans`
 # The most queries of decode for which backend=None chooses it: its calls take 0.15 ms less of the
 # host's time (H200). On the device Triton's take less from 2 queries on, and for 64 batch rows from
 # one.
@@ -183,13 +184,9 @@ def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32) if need_lse else None
     if q.numel() == 0:
         return out, lse
+    call = with_biases(call)
     with _on(q.device):
-        plan = None if prepared is None else prepared.plans.get(NAME)
-        if plan is None:
-            plan = make_plan(call, out, _multiprocessors(q.device))
-            if prepared is not None:
-                plan.load()
-                prepared.plans[NAME] = plan
+        plan = _plan(make_plan, call, out, prepared)
         workspace = q.new_empty(plan.workspace, dtype=torch.float32)
         plan.forward(call, out, lse, workspace.data_ptr(), _stream(q.device))
     return out, lse
@@ -216,16 +213,13 @@ def backward(
     gradients = empty_gradients(call, wanted)
     if call.q.numel() == 0:
         return tuple(x.zero_() for x in gradients)
+    call = with_biases(call)
     with _on(call.q.device):
-        plan = None if prepared is None else prepared.plans.get(_PREFILL)
-        if plan is None:
+        if prepared is None or prepared.plan is None:
             reason = why_not_hopper(call)  # forward of the raw operator does not know whether gradients follow
             if reason is not None:
                 raise RuntimeError(f"backend={NAME!r} cannot compute gradients: {reason}; backend='triton' can")
-            plan = prefill_plan(call, out, _multiprocessors(call.q.device))
-            if prepared is not None:
-                plan.load()
-                prepared.plans[_PREFILL] = plan
+        plan = _plan(prefill_plan, call, out, prepared)
         slots, tables = 0, 1
         if torch.are_deterministic_algorithms_enabled():
             slots = min(-(-_multiprocessors(call.q.device) // call.q.size(1)), MAX_TABLES)
@@ -241,6 +235,19 @@ def backward(
         stream = _stream(call.q.device)
         plan.backward(call, out, lse, dout, dlse, asked, dr, slots, tables, workspace.data_ptr(), stream)
     return gradients
+
+
+def _plan(make: Callable[[Call, Tensor, int], Any], call: Call, out: Tensor, prepared: Prepared | None) -> Any:
+    """Return the plan of a call: the one that calls of its signature keep, unless the memory had
+    another length, as in a cache that grows."""
+    memory_len = memory_len_of(call)
+    if prepared is not None and prepared.plan is not None and prepared.plan[0] == memory_len:
+        return prepared.plan[1]
+    plan = make(call, out, _multiprocessors(call.q.device))
+    if prepared is not None:
+        plan.load()
+        prepared.plan = memory_len, plan
+    return plan
 
 
 def make_plan(call: Call, out: Tensor, multiprocessors: int) -> Any:

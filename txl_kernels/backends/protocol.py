@@ -17,22 +17,24 @@ from txl_kernels.call import ALL, Call, Wanted
 
 @dataclasses.dataclass(slots=True)
 class Prepared:
-    """The record that calls of one signature (the same shapes, strides, dtypes and settings) share.
+    """The preparation that calls of one signature share (see `txl_kernels.prepare`).
 
     Attributes:
-        always: the backend that runs every such call, by the `backend` argument (None or a name).
-        chosen: the backend by (`backend` argument, gradients needed, tensors aligned to 16 bytes),
-            if it depends on these.
-        checked: (backend, gradients) of operator calls that were checked.
-        plans: the plans of the C++ and CUDA modules (the call without its pointers), by kernel.
-        as_given: True if the kernels of backward read dout and dlse without a conversion.
+        kernels: the backend that runs them.
+        gradients: True if gradients will be needed.
+        reads_bounds: True if the values of `start` or `end` must be checked before each call.
+        as_given: in backward, True if the kernels read dout and dlse without a conversion.
+        is_ordinary: True if the call's tensors are ordinary, so that kernels can run without the
+            dispatcher.
+        plan: what the backend keeps: the call without its pointers, or None.
     """
 
-    always: dict[str | None, str] = dataclasses.field(default_factory=dict)
-    chosen: dict[tuple[str | None, bool, bool], str] = dataclasses.field(default_factory=dict)
-    checked: set[tuple[str, bool]] = dataclasses.field(default_factory=set)
-    plans: dict[str, Any] = dataclasses.field(default_factory=dict)
+    kernels: Any
+    gradients: bool
+    reads_bounds: bool = False
     as_given: bool = False
+    is_ordinary: bool = False
+    plan: Any = None
 
 
 class HeadWidths(NamedTuple):

@@ -60,6 +60,11 @@ def _for_each_head(x: Tensor, heads: int) -> Tensor:
     return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), 1)
 
 
+def _biased(q: Tensor, bias: Tensor | None) -> Tensor:
+    """Return queries [B, H, L, D] plus a bias [H, D] in their dtype."""
+    return q if bias is None else q + bias.to(q.dtype).unsqueeze(1)
+
+
 def share_beside(sink: Tensor, lse: Tensor) -> Tensor:
     """Return the keys' share of the softmax's denominator beside a sink, e^lse / (e^lse + e^sink);
     0 for a query without keys, in forward and backward."""
@@ -76,7 +81,7 @@ def weights(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Return the weights before dropout, [B, H, L, S], beside the sink if there is one; lse [B, H,
     L] of the keys alone; and whether any query sees a key, bool [B or 1, 1, S, 1]."""
     dtype = exact(call.q.dtype)
-    q, k, u = (x.to(dtype) for x in (call.q, call.k, call.content_bias))
+    q, k = call.q.to(dtype), call.k.to(dtype)
     if call.k_mem is not None:
         k = torch.cat([call.k_mem.to(dtype), k], 2)
     k = _for_each_head(k, q.size(1))
@@ -94,7 +99,7 @@ def weights(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     k = k.where(used, 0.0)
     alive = seen.any(-1, keepdim=True)
     q, q_pos = q.where(alive, 0.0), q_pos.where(alive, 0.0)
-    score = (q + u.unsqueeze(1)) @ k.mT
+    score = _biased(q, call.content_bias) @ k.mT
     one_factor = call.position_scale == call.scale
     rows_of_table = table_len_of(call)
     if rows_of_table:
@@ -107,8 +112,8 @@ def weights(call: Call) -> tuple[Tensor, Tensor, Tensor]:
         met = met.index_put((row,), seen.any(0)[0] & ~outside, accumulate=True)
         position = torch.zeros_like(score)
         if call.r is not None:
-            r, w = call.r.to(dtype).where(met.unsqueeze(-1), 0.0), call.position_bias.to(dtype)
-            position = ((q_pos + w.unsqueeze(1)) @ r.mT).gather(3, row.expand(batch, heads, length, keys))
+            r = call.r.to(dtype).where(met.unsqueeze(-1), 0.0)
+            position = (_biased(q_pos, call.position_bias) @ r.mT).gather(3, row.expand(batch, heads, length, keys))
         if call.r_bias is not None:
             position = position + call.r_bias.to(dtype).where(met, 0.0)[:, row]
         position = position.masked_fill(outside, 0.0)

@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from txl_kernels.bounds import scan
 from txl_kernels.composed import merged
 from txl_kernels.functional import rel_attention
-from txl_kernels.operators import is_plain
 from txl_kernels.seed import new_seed
+from txl_kernels.torch_state import is_plain
 
 Bounds = tuple[Tensor | None, Tensor | None]
 OTHER_KEYS = "a mask of another number of keys than the call"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from txl_kernels.linear import plain_weight
-from txl_kernels.operators import is_plain
+from txl_kernels.torch_state import is_plain
 
 FEW = 4  # least ratio of rows to project to new frames for which results are kept
 _kept: "weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[Any, ...]]]" = weakref.WeakKeyDictionary()

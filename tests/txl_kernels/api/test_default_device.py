@@ -4,13 +4,12 @@ makes for itself names both."""
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from cases import Case, as_call, make_inputs
+from cases import Case, as_call, as_fields, make_inputs
 from default_device import DEFAULTS
-from internals import KEPT_ZEROS
+from internals import ZERO_BIASES
 from torch import Tensor
 
 from txl_kernels import (
@@ -27,6 +26,7 @@ from txl_kernels import (
 )
 from txl_kernels.backends import cpu, self_check
 from txl_kernels.backends.self_check import Kind
+from txl_kernels.backends.zero_biases import with_biases
 
 CPU = torch.device("cpu")
 Results = list[Tensor]
@@ -51,7 +51,7 @@ def attention(case: Case, backend: str | None) -> Callable[[], Results]:
 
 
 def without_biases() -> Results:
-    KEPT_ZEROS.value.clear()
+    ZERO_BIASES.value.clear()
     q, r = QUERIES.clone().requires_grad_(), TABLE
     weights = rel_attention_weights(q, q, r)
     out = rel_attention(q, q, q, r, dropout_p=0.0)
@@ -137,20 +137,15 @@ with torch.device("meta"):
     assert done.stdout.split() == ["cpu", "True"]
 
 
-def test_biases_left_out_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    KEPT_ZEROS.replace(monkeypatch, {})
-    made: list[Any] = []
-    zeros = torch.zeros
-    q, r = QUERIES.clone().requires_grad_(), TABLE
-    with monkeypatch.context() as patch:  # not while torch's compiler is imported, which looks at torch.zeros
-        patch.setattr(torch, "zeros", lambda *a, **k: (made.append(a), zeros(*a, **k))[1])
-        with torch.inference_mode():
-            first = rel_attention(q, q, q, r)
-        assert len(made) == 1
-        out = rel_attention(q, q, q, r)  # what inference mode left serves training
-        torch.autograd.grad(out.sum(), q)
-        assert len(made) == 1
-    assert torch.equal(first, out.detach())
-    # In a transform nothing is kept.
-    assert torch.func.grad(lambda q: rel_attention(q, q, q, r, backend="reference").sum())(q.detach()).shape == q.shape
-    assert len(KEPT_ZEROS.value) == 1
+def test_zeros_of_missing_biases_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels for GPUs read zeros in place of biases that are None."""
+    ZERO_BIASES.replace(monkeypatch, {})
+    call = as_fields(make_inputs(Case(""), torch.float32))._replace(content_bias=None, position_bias=None)
+    with torch.inference_mode():
+        first = with_biases(call)
+    second = with_biases(call)  # what inference mode stored serves training
+    assert second.content_bias is first.content_bias
+    assert not second.content_bias.is_inference()
+    assert not second.content_bias.any()
+    torch.func.grad(lambda q: with_biases(call._replace(q=q)).q.sum())(call.q.detach())  # a transform stores nothing
+    assert len(ZERO_BIASES.value) == 1

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from cases import Case, as_call, as_fields, here, make_inputs
-from internals import FAST_FORWARD, KNOWN_CALLS
+from internals import FAST_FORWARD, PREPARED_CALLS
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from txl_kernels import operators, rel_attention
+from txl_kernels import prepare, rel_attention
 from txl_kernels.backends import cpu, native_modules
 
 CASE = Case("", L=9, M=7)
@@ -115,8 +115,8 @@ def test_what_was_valid_once_does_not_pass_as_its_equal(kernel_backend: str) -> 
 @pytest.mark.parametrize("change", ["dtype", "shape", "stride", "subclass", "sparse", "negated", "zeros"])
 def test_every_property_is_part_of_the_signature(change: str) -> None:
     call = as_fields(make_inputs(CASE, torch.float32))
-    before = operators.signature(call)
-    assert before == operators.signature(call._replace(q=call.q.clone()))
+    before = prepare.signature(call)
+    assert before == prepare.signature(call._replace(q=call.q.clone()))
     k = call.k.detach()
     other = {
         "dtype": k.bfloat16(),
@@ -127,7 +127,7 @@ def test_every_property_is_part_of_the_signature(change: str) -> None:
         "negated": torch._neg_view(k),
         "zeros": torch._efficientzerotensor(k.shape),
     }[change]
-    after = operators.signature(call._replace(k=other))
+    after = prepare.signature(call._replace(k=other))
     assert after != before
     assert (after is None) == (change not in ("dtype", "shape", "stride"))
 
@@ -138,21 +138,21 @@ def test_settings_are_part_of_the_signature() -> None:
     bound = torch.zeros(2, 9, dtype=torch.int32)
     others = [{"right": None}, {"left": 2}, {"zero_row": 1}, {"scale": 0.25}, {"dropout_p": 0.5}, {"start": bound},
               {"end": bound}, {"k_mem": None, "v_mem": None}]  # fmt: skip
-    keys = [operators.signature(call), *(operators.signature(call._replace(**o)) for o in others)]
+    keys = [prepare.signature(call), *(prepare.signature(call._replace(**o)) for o in others)]
     assert None not in keys
     assert len(set(keys)) == len(keys)
-    assert operators.signature(call._replace(scale=2)) != operators.signature(call._replace(scale=2.0))
-    far = operators.signature(call._replace(left=10**30))
+    assert prepare.signature(call._replace(scale=2)) != prepare.signature(call._replace(scale=2.0))
+    far = prepare.signature(call._replace(left=10**30))
     assert far is None if cpu.native.module is not None else far not in keys  # C++ has 64 bits
 
 
 def test_memory_of_signatures_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operators, "_MAX_SIGNATURES", 3)
-    KNOWN_CALLS.replace(monkeypatch, {})
+    monkeypatch.setattr(prepare, "_MAX_SIGNATURES", 3)
+    PREPARED_CALLS.replace(monkeypatch, {})
     call = call_of()
     for window in range(1, 9):
         rel_attention(**call | {"window": window})
-        assert len(KNOWN_CALLS.value) <= 3
+        assert len(PREPARED_CALLS.value) <= 3
 
 
 def test_batched_gradients_are_those_one_by_one(kernel_backend: str) -> None:
@@ -260,10 +260,10 @@ def without_them(owner, name, *default):
 builtins.getattr = without_them
 from txl_kernels import rel_attention
 builtins.getattr = real
-from txl_kernels import operators
+from txl_kernels import torch_state
 assert asked >= {"_is_tracing", "forward_ad"}
-assert not operators.AVAILABLE
-assert not operators.is_open()
+assert not torch_state.AVAILABLE
+assert not torch_state.is_plain()
 q = torch.arange(24.).view(1, 2, 3, 4).requires_grad_()
 r, u = torch.ones(2, 3, 4), torch.zeros(2, 4)
 out = rel_attention(q, q, q, r, u, u, backend="native")

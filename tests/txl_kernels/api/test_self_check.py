@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from cases import Case, as_call, as_fields, make_inputs
-from internals import COMPARED, KNOWN_CALLS, WARN_ONCE
+from internals import COMPARED, PREPARED_CALLS, WARN_ONCE
 from ptx_marks import RUNS_TRITONS_PTX
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -33,7 +33,7 @@ def first_call(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(name="a GPU", major=9, minor=0, multi_processor_count=8)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     COMPARED.replace(monkeypatch, {})
-    KNOWN_CALLS.replace(monkeypatch, {})
+    PREPARED_CALLS.replace(monkeypatch, {})
     WARN_ONCE.value.cache_clear()
 
 
@@ -81,7 +81,7 @@ def test_a_wrong_gradient_is_said_and_not_used(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(cpu, "backward", wrong_r)
     with torch.no_grad():
         rel_attention(**as_call(inputs), backend="native")  # forward is right
-    KNOWN_CALLS.value.clear()  # on a CPU a choice holds for all directions
+    PREPARED_CALLS.value.clear()  # on a CPU a choice holds for all directions
     said = r"its gradient of r for a small case in float32 at head width \d+ is off by 0\.1 of its norm"
     with pytest.raises(RuntimeError, match=f"backend='native' cannot run: .*{said}"):
         rel_attention(**as_call(inputs), backend="native")
@@ -387,11 +387,11 @@ def test_the_callers_modes_have_no_part(monkeypatch: pytest.MonkeyPatch) -> None
 
     for n, mode in enumerate(modes(), 1):
         COMPARED.value.clear()
-        KNOWN_CALLS.value.clear()
+        PREPARED_CALLS.value.clear()
         with mode:
             rel_attention(**inputs)
         assert ran == [None] * n
-    KNOWN_CALLS.value.clear()
+    PREPARED_CALLS.value.clear()
     COMPARED.value.clear()
     torch.func.grad(lambda q: rel_attention(**inputs | {"q": q}).sum())(inputs["q"].detach())
     assert ran == [None] * 5

@@ -15,7 +15,7 @@ import torch
 from cases import Case, as_call, as_fields, make_inputs
 from oracle import gradients, matches_the_reference
 
-from txl_kernels import operators, rel_attention
+from txl_kernels import prepare, rel_attention
 from txl_kernels.backends import cpu, native_modules
 
 ISAS = cpu.native.module.isas(True)
@@ -328,7 +328,7 @@ def test_a_torch_without_the_c_functions(backward: bool) -> None:
     try:
         module.set_torch_functions([0] * len(module.TORCH_FUNCTIONS))
         assert module.facts(inputs["q"]) is None
-        assert operators.signature(as_fields(inputs)) is None
+        assert prepare.signature(as_fields(inputs)) is None
         got = run()
     finally:
         native_modules.connect(module)
@@ -409,7 +409,7 @@ def test_one_head_keeps_every_thread_busy(sizes: str) -> None:
     of the work."""
     code = f"""
 import time, torch
-from txl_kernels import operators, rel_attention
+from txl_kernels import rel_attention
 torch.set_num_threads(2)
 L, M, backward = {sizes}
 q, k, v = (torch.randn(1, 1, L, 64, requires_grad=backward) for _ in range(3))
@@ -435,7 +435,7 @@ def test_memory_grows_linearly() -> None:
     """L = M = 8192 with one head: scores alone would be 512 MiB."""
     code = """
 import re, torch
-from txl_kernels import operators, rel_attention
+from txl_kernels import rel_attention
 L = 8192
 q, k, v, km, vm = (torch.randn(1, 1, L, 32, requires_grad=True) for _ in range(5))
 r, u = torch.randn(1, 2 * L, 32, requires_grad=True), torch.zeros(1, 32)

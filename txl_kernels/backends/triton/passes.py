@@ -39,7 +39,8 @@ from txl_kernels.backends.triton.plan import (
     sinks,
     strides,
 )
-from txl_kernels.call import INPUTS, TENSORS, Call, Wanted, empty_gradients, empty_out, is_bounded
+from txl_kernels.backends.zero_biases import with_biases
+from txl_kernels.call import INPUTS, TENSORS, Call, Wanted, empty_gradients, empty_out, inputs_of, is_bounded
 
 MAX_PARTS = 128
 MERGE_CHUNK = 16
@@ -65,6 +66,7 @@ def _with_rows(call: Call) -> Call:
 def forward(call: Call) -> tuple[Tensor, Tensor]:
     """Run forward; see `txl_kernels.backends.triton.forward`."""
     q, device = call.q, call.q.device
+    call = with_biases(call)
     out = empty_out(q, call.v)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=device)
     if q.numel():
@@ -119,9 +121,11 @@ def backward(
     call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, wanted: Wanted
 ) -> tuple[Tensor, ...]:
     """Run backward; see `txl_kernels.backends.triton.backward`."""
-    grads = list(empty_gradients(call))
     if call.q.numel() == 0:
         return tuple(x.zero_() for x in empty_gradients(call, wanted))
+    wanted = [want and x is not None for want, x in zip(wanted, inputs_of(call), strict=True)]
+    call = with_biases(call)
+    grads = list(empty_gradients(call))
     device, settings = call.q.device, call[len(TENSORS) :]
     bias_at = INPUTS.index("r_bias")
     given = [x.unsqueeze(-1) if n == bias_at else x for n, x in enumerate(grads)]  # of r_bias as [H, T, 1]

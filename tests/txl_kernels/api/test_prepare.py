@@ -1,0 +1,176 @@
+"""The preparation of calls: what a repeated call costs in Python, and which calls share one."""
+
+import ast
+import inspect
+import random
+import sys
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import pytest
+import torch
+from internals import PREPARED_CALLS
+
+from txl_kernels import RelAttention, rel_attention
+from txl_kernels.backends import cpu, native_modules
+
+needs_native = pytest.mark.skipif(cpu.native.module is None, reason="needs the C++ module")
+
+
+@pytest.fixture(params=["C++", "Python"])
+def signature_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signatures by the C++ module, and as where there is none."""
+    PREPARED_CALLS.replace(monkeypatch, {})
+    if request.param == "Python":
+        monkeypatch.setattr(cpu, "native", native_modules.NativeModule(why_not_loaded="no compiler"))
+    elif cpu.native.module is None:
+        pytest.skip("needs the C++ module")
+
+
+def a_call(length: int = 8, memory_len: int = 8, requires_grad: bool = False) -> dict[str, Any]:
+    def values(*sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, dtype=torch.float32).requires_grad_(requires_grad)
+
+    rows = [values(1, 2, n, 16) for n in (length, length, length, memory_len, memory_len)]
+    return {
+        "q": rows[0], "k": rows[1], "v": rows[2], "memory": (rows[3], rows[4]), "r": values(2, memory_len + length, 16),
+        "content_bias": values(2, 16), "position_bias": values(2, 16),
+    }  # fmt: skip
+
+
+def entered(function: Callable[[], Any]) -> list[CodeType]:
+    """Return the code of each Python function that a repeated call of `function` enters, torch's
+    own included, without that of `function`."""
+    found: list[CodeType] = []
+
+    def record(frame: Any, event: str, argument: Any) -> None:
+        if event == "call":
+            found.append(frame.f_code)
+
+    for _ in range(3):
+        function()
+    sys.setprofile(record)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return found[1:]
+
+
+def length_of(code: CodeType) -> int:
+    """Return the number of lines of a function, without its docstring."""
+    lines, _ = inspect.getsourcelines(code)
+    function = ast.parse(inspect.cleandoc("\n" + "".join(lines))).body[0]
+    assert isinstance(function, (ast.FunctionDef, ast.ClassDef))
+    without = len(lines)
+    if isinstance(function.body[0], ast.Expr) and ast.get_docstring(function):
+        without -= (function.body[0].end_lineno or 0) - function.body[0].lineno + 1
+    return without
+
+
+@needs_native
+def test_repeated_calls_enter_few_python_functions(capsys: pytest.CaptureFixture[str]) -> None:
+    """Counts are those of Python 3.11; later versions inline comprehensions. A cached layer's
+    width is small, so that its projections are torch's own."""
+    plain, trained = a_call(), a_call(requires_grad=True)
+    layer, x = RelAttention(128, 2).eval(), torch.randn(1, 1, 128)
+    full, growing = (layer.new_cache(1, mem_len, 1) for mem_len in (4, 100))
+
+    def forward() -> None:
+        rel_attention(**plain)
+
+    def both_ways() -> None:
+        rel_attention(**trained).sum().backward()
+
+    def cached_layer() -> None:
+        layer(x, cache=full)
+
+    def growing_cache() -> None:
+        layer(x, cache=growing)
+
+    with torch.no_grad():
+        for _ in range(8):
+            layer(x, cache=full)
+        counts = {f.__name__: entered(f) for f in (forward, cached_layer, growing_cache)}
+    counts["both_ways"] = entered(both_ways)
+    with capsys.disabled():
+        print({name: len(codes) for name, codes in counts.items()})
+    most = {"forward": 12, "both_ways": 40, "cached_layer": 60, "growing_cache": 60}
+    assert all(len(codes) <= most[name] for name, codes in counts.items())
+    own = {code for codes in counts.values() for code in codes if "txl_kernels" in code.co_filename}
+    assert len(own) > 10
+    assert [code.co_qualname for code in own if code.co_name != "<lambda>" and length_of(code) > 80] == []
+
+
+@pytest.mark.filterwarnings("ignore:txl_kernels uses the slow reference")
+@pytest.mark.usefixtures("signature_by")
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_growing_memory_shares_one_preparation(window: int | None) -> None:
+    call, seen = a_call(2, 40), set()
+    k_mem, v_mem = call["memory"]
+    with torch.no_grad():
+        for held in range(41):
+            got = rel_attention(**call | {"memory": (k_mem[:, :, :held], v_mem[:, :, :held])}, window=window)
+            want = rel_attention(
+                **call | {"memory": (k_mem[:, :, :held], v_mem[:, :, :held])}, window=window, backend="reference"
+            )
+            torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+            seen.add(len(PREPARED_CALLS.value))
+    assert max(seen) <= 4  # by backend, without and with a memory
+
+
+@pytest.mark.filterwarnings("ignore:txl_kernels uses the slow reference")
+@pytest.mark.usefixtures("signature_by")
+def test_lengths_that_are_wrong_raise_after_right_ones_as_before() -> None:
+    """A stored preparation, which does not hold the memory's length, lets no wrong length pass."""
+    generator = random.Random(0)
+    errors = 0
+    for _ in range(300):
+        length, memory_len, rows = generator.randint(1, 4), generator.randint(0, 9), generator.randint(6, 14)
+        settings: dict[str, Any] = generator.choice([
+            {}, {"window": generator.randint(1, 12)}, {"causal": False, "zero_row": generator.randint(0, 5)},
+            {"outside": "zero"}, {"window": (generator.randint(0, 9), 1), "causal": False, "zero_row": 1},
+        ])  # fmt: skip
+        call = a_call(length, 30) | settings
+        k_mem, v_mem = call["memory"]
+        call |= {"r": call["r"][:, :rows], "memory": (k_mem[:, :, :memory_len], v_mem[:, :, :memory_len])}
+
+        def attempt(k_len: int, v_len: int) -> str:
+            memory = k_mem[:, :, :k_len], v_mem[:, :, :v_len]  # noqa: B023
+            try:
+                return str(rel_attention(**call | {"memory": memory}).shape)  # noqa: B023
+            except ValueError as error:
+                return str(error)
+
+        wrong = [(generator.randint(0, 30), generator.randint(0, 30)) for _ in range(3)]
+        lengths = [(generator.randint(0, 30),) * 2 for _ in range(6)] + wrong
+        cold = []
+        for pair in lengths:
+            PREPARED_CALLS.value.clear()
+            cold.append(attempt(*pair))
+        PREPARED_CALLS.value.clear()
+        warm = [attempt(*pair) for pair in (*lengths, *lengths)]
+        assert warm == cold * 2
+        errors += sum("torch.Size" not in text for text in cold)
+    assert errors > 500
+
+
+@needs_native
+def test_a_cache_that_was_checked_is_checked_for_other_calls() -> None:
+    layer, other = (RelAttention(16, 2).eval() for _ in range(2))
+    cache, x = layer.new_cache(1, 8, 2), torch.randn(1, 2, 16)
+    with torch.no_grad():
+        layer(x, cache=cache)
+        for call, said in (
+            (lambda: layer(x.double(), cache=cache), "cache must have x's dtype torch.float64"),
+            (lambda: layer(x.expand(2, -1, -1), cache=cache), "x must have the cache's batch 1"),
+            (lambda: layer(torch.cat([x, x], 1), cache=cache), "x must be a segment of at most max_segment=2"),
+            (lambda: layer(x, x, cache=cache), "cache must be given alone"),
+            (lambda: other(x, cache=cache), "cache must be this layer's own"),
+        ):
+            with pytest.raises((TypeError, ValueError), match=said):
+                call()
+        layer(x, cache=cache)
+    with pytest.raises(RuntimeError, match="cache is for evaluation"):
+        layer(x, cache=cache)

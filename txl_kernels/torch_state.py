@@ -1,0 +1,91 @@
+"""The features of torch that are active now: whether a tracer, a transform, a dispatch mode or the
+profiler must see the package's operators, and whether tensors are ordinary ones."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ORDINARY = (Tensor, torch.nn.Parameter)
+
+
+def _find(path: str) -> Any:
+    """Return torch.<path>, or None if this torch has no such private name."""
+    found: Any = torch
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+# Private names of torch tell which features are active. If a version of torch lacks any of these
+# names, every call goes through the dispatcher, which takes some microseconds more and is always
+# correct.
+_NAMES = (
+    "_C._are_functorch_transforms_active", "_C._len_torch_dispatch_stack", "_C._dispatch_tls_is_dispatch_key_included",
+    "_C.DispatchKey.PreDispatch", "_C._is_tracing", "_C._autograd._profiler_enabled", "_C._has_storage",
+    "_C._get_deterministic_algorithms", "autograd.forward_ad", "autograd.forward_ad._current_level",
+    "Tensor._is_zerotensor",
+)  # fmt: skip
+_found = [_find(name) for name in _NAMES]
+(
+    _in_functorch,
+    _modes,
+    _includes,
+    _PRE_DISPATCH,
+    _tracing,
+    _profiling,
+    _has_storage,
+    is_deterministic,
+    _forward_ad,
+    *_,
+) = _found
+AVAILABLE = None not in _found
+
+
+def is_plain(unprofiled: bool = False) -> bool:
+    """Whether no tracer, transform or dispatch mode is active, so that kernels may run without the
+    dispatcher; with `unprofiled`, whether no profiler is, either, which shows operators.
+
+    A TorchFunctionMode does not count: torch.set_default_device is one.
+    """
+    return AVAILABLE and not (
+        torch.compiler.is_compiling()
+        or _in_functorch()
+        or _modes()
+        or _includes(_PRE_DISPATCH)
+        or _tracing()
+        or _forward_ad._current_level >= 0
+        or (unprofiled and _profiling())
+    )
+
+
+def is_traced() -> bool:
+    """Whether a compiler or tracer follows the call, so that checks must not be skipped by what
+    earlier calls have stored."""
+    return torch.compiler.is_compiling() or (AVAILABLE and bool(_tracing()))
+
+
+def inside_functorch() -> bool:
+    """Whether a transform of torch.func is active and not traced by a compiler. Without this
+    private name, torch.func.grad raises torch's own error."""
+    return _in_functorch is not None and not torch.compiler.is_compiling() and bool(_in_functorch())
+
+
+def ordinary(*tensors: Tensor | None) -> bool:
+    """Whether all tensors are dense, of no subclass, and store their values in memory; None counts
+    as ordinary.
+
+    Others are views that negate, zeros without memory, and the batches of torch.autograd.grad,
+    which look like one tensor.
+    """
+    return AVAILABLE and all(
+        x is None
+        or (
+            type(x) in ORDINARY
+            and x.layout is torch.strided
+            and not x.is_neg()
+            and not x._is_zerotensor()
+            and _has_storage(x)
+        )
+        for x in tensors
+    )
