@@ -47,6 +47,42 @@ Wanted = Sequence[bool]  # for each of INPUTS, whether its gradient is needed
 ALL: Wanted = (True,) * len(INPUTS)
 
 
+class Input(NamedTuple):
+    """What holds for one of INPUTS. Checks, casts of autocast, splits by batch rows, the cases of
+    the self-check, and the refusals of "cuda" follow from it.
+
+    Attributes:
+        axes: letters of the axes, as in `rel_attention`. Letters of the same size are the same.
+        dtype: "q" for q's; "lse" for float32, beside float64 float64.
+        is_term: True for a tensor that adds a term to the formula and may be absent.
+        any_strides: True if the last axis need not be contiguous.
+        in_cuda: True if the kernels of "cuda" take it.
+    """
+
+    axes: str
+    dtype: str = "q"
+    is_term: bool = False
+    any_strides: bool = False
+    in_cuda: bool = True
+
+
+# In the order in which shapes are checked.
+INPUT: dict[str, Input] = {
+    "q": Input("B H L D"),
+    "k": Input("B Hkv L D"),
+    "v": Input("B Hkv L Dv"),
+    "k_mem": Input("B Hkv M D"),
+    "v_mem": Input("B Hkv M Dv"),
+    "q_pos": Input("B H L Dp", is_term=True, in_cuda=False),
+    "sink": Input("B H L", "lse", is_term=True, any_strides=True, in_cuda=False),
+    "content_bias": Input("H D"),
+    "position_bias": Input("H Dp"),
+    "r": Input("H T Dp", is_term=True),
+    "r_bias": Input("H T", is_term=True, any_strides=True, in_cuda=False),
+}
+TERMS = tuple(name for name in INPUTS if INPUT[name].is_term)
+
+
 # These are functions, not properties or `_replace`, and they slice plain tuples, because
 # torch.compile of torch 2.6 cannot trace those of named tuples.
 def changed(call: Call, **fields: Any) -> Call:

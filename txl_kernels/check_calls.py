@@ -24,13 +24,16 @@ WIDTHS = (16, 32, 40, 41, 64, 80, 128, 256)
 # By name, fields of the kind and fields of the call that differ from the small case's.
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dropout": ({"dropout": True}, {}),
-    "start and end": ({"start": True, "end": True}, {}),
+    "start and end": ({"terms": ("r", "start", "end")}, {}),
     "window": ({}, {"left": 32}),
     "window to both sides": ({}, {"left": 40, "right": 5, "zero_row": 5}),
     "bidirectional": ({"zero_outside": True}, {"right": None}),
     "softcap": ({"softcap": True}, {}),
-    "bias instead of r": ({"r": False, "r_bias": True}, {}),
-    "Inkling's terms": ({"position_width": 16, "zero_outside": True, "grouped": True, "sink": True}, {}),
+    "bias instead of r": ({"terms": ("r_bias",)}, {}),
+    "Inkling's terms": (
+        {"terms": ("r", "q_pos", "sink"), "position_width": 16, "zero_outside": True, "grouped": True},
+        {},
+    ),
     "rows that fill the device": ({}, {}),
 }
 _WIDEST_LINE = 75  # characters of a line's description of its call
@@ -87,13 +90,11 @@ def trials(device: torch.device) -> Iterator[Trial]:
 
 def _arguments(call: Call) -> dict[str, Any]:
     """Return the arguments with which `rel_attention` makes a call."""
-    same = ("q", "k", "v", "r", "content_bias", "q_pos", "start", "end", "zero_row", "r_bias", "scale", "position_scale",
-            "softcap", "dropout_p")  # fmt: skip
-    given = {name: getattr(call, name) for name in same}
+    others = ("k_mem", "v_mem", "seed", "left", "right", "zero_outside")
+    given = {name: x for name, x in call._asdict().items() if name not in others}
     given |= {"memory": (call.k_mem, call.v_mem), "causal": call.right == 0, "dropout_seed": call.seed}
-    given |= {"position_bias": None if call.r is None else call.position_bias}
     given |= {"window": None if call.left is None and call.right in (0, None) else (call.left, call.right)}
-    given |= {"sink": call.sink, "outside": "zero" if call.zero_outside else "refuse"}
+    given |= {"outside": "zero" if call.zero_outside else "refuse"}
     return given
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from txl_kernels.call import (
     BOUNDS,
+    INPUT,
     INPUTS,
     Call,
     changed,
@@ -28,6 +29,10 @@ SIDE = "None or an integer >= 0"
 ZERO_ROW = "an integer from 0 to 2**31 - 1 (the row of r that holds distance 0)"
 FLOAT32_RANGE = 3.4028235e38
 SOFTCAP, CAPS = "0.0 for none, or a number from 1e-30 to 1e30", (1e-30, 1e30)
+# Plain tuples, which torch.compile of torch 2.6 can trace.
+_SHAPES = tuple((name, tuple(x.axes.split())) for name, x in INPUT.items() if name not in ("q", "r", "r_bias"))
+_ANY_STRIDES = tuple(name for name, x in INPUT.items() if x.any_strides)
+_OF_LSE = tuple(name for name, x in INPUT.items() if x.dtype == "lse")
 WINDOW = "None or an integer >= 1 (keys seen, the query's own included)"
 
 
@@ -68,12 +73,12 @@ def check_tensors(call: Call, special: bool = False) -> None:
     needed = {"q", "k", "v"} | ({"r"} if call.r_bias is None else set())
     given = {name: x for name, x in inputs.items() if x is not None or name in needed}
     _check_kind(given, call.q, dtypes=not special)
-    _check_shapes(call)
+    _check_shapes(call, inputs)
     if special:
         _check_special_tables(call)
     else:
         _check_tables(call)
-        _check_last_axis({name: x for name, x in given.items() if name not in ("r_bias", "sink")})
+        _check_last_axis({name: x for name, x in given.items() if name not in _ANY_STRIDES})
 
 
 def memory_pair(memory: Any) -> KeyValuePair:
@@ -100,9 +105,9 @@ def _check_kind(given: dict[str, Any], q: Tensor, dtypes: bool) -> None:
     if not q.dtype.is_floating_point:
         raise TypeError(f"q must have a floating-point dtype, got {q.dtype}")
     for name, x in given.items():
-        if dtypes and name == "sink" and x.dtype != sink_dtype(q):
-            raise TypeError(f"sink must be {sink_dtype(q)} beside q of {q.dtype}, got {x.dtype}")
-        if dtypes and x.dtype != q.dtype and name != "sink":
+        if dtypes and name in _OF_LSE and x.dtype != lse_dtype(q):
+            raise TypeError(f"{name} must be {lse_dtype(q)} beside q of {q.dtype}, got {x.dtype}")
+        if dtypes and name not in _OF_LSE and x.dtype != q.dtype:
             raise TypeError(f"{name} must have q's dtype {q.dtype}, got {x.dtype}; convert it or use torch.autocast")
         if x.device != q.device:
             raise ValueError(f"{name} must be on q's device {q.device}, got {x.device}")
@@ -111,51 +116,54 @@ def _check_kind(given: dict[str, Any], q: Tensor, dtypes: bool) -> None:
             raise TypeError(f"{name} must be a dense (strided) tensor, got one that is {kind}")
 
 
-def _check_shapes(call: Call) -> None:
-    q = call.q
+def _check_shapes(call: Call, inputs: dict[str, Any]) -> None:
+    """Check all shapes but those of r and `r_bias`. inputs: the call's, by name."""
+    q, k = call.q, call.k
     if q.dim() != 4:
         raise ValueError(f"q must be [B, H, L, D], got shape {list(q.shape)}")
     batch, heads, length, width = q.shape
     if width == 0:
         raise ValueError(f"q must have a head width D >= 1, got shape {list(q.shape)}")
-    if call.k.dim() != 4 or (call.k.size(0), *call.k.shape[2:]) != (batch, length, width):
+    sizes: dict[str, Any] = {"B": batch, "H": heads, "L": length, "D": width}
+    if call.q_pos is None:
+        sizes["Dp"] = width
+    for name, axes in _SHAPES:
+        x = inputs[name]
+        if x is None:
+            continue
+        _check_shape(name, x, axes, sizes)
+        if name == "k" and k.size(1) != heads and (k.size(1) == 0 or heads % k.size(1)):
+            raise ValueError(
+                f"k must have as many heads as q, {heads}, or a divisor of them, got {k.size(1)} in shape {list(k.shape)}"
+            )
+        for letter, size in zip(axes, x.shape, strict=True):
+            if letter != "M":
+                sizes[letter] = size
+        if name == "v_mem" and call.k_mem is not None and call.k_mem.size(2) != x.size(2):
+            raise ValueError(f"k_mem and v_mem must have the same length M, got {call.k_mem.size(2)} and {x.size(2)}")
+
+
+def _check_shape(name: str, x: Tensor, axes: tuple[str, ...], sizes: dict[str, Any]) -> None:
+    """Raise ValueError if a tensor does not have the given axes. sizes: those known by letter; a
+    width that is not known must be at least 1."""
+    fits = x.dim() == len(axes)
+    if fits:
+        for letter, size in zip(axes, x.shape, strict=True):
+            if letter in sizes:
+                fits = fits and size == sizes[letter]
+            elif letter in ("Dv", "Dp"):
+                fits = fits and size > 0
+    if not fits:
+        note = ""
+        if name == "k":
+            note = f" with Hkv a divisor of q's {sizes['H']} heads"
+        letters = ["D" if x == "Dp" and sizes.get(x) == sizes["D"] else x for x in axes]
+        if name == "v_mem":
+            letters, note = ["D" if x == "Dv" else x for x in axes], " of v's width"
         raise ValueError(
-            f"k must be [B, Hkv, L, D] = [{batch}, Hkv, {length}, {width}] with Hkv a divisor of q's {heads} heads, got "
-            f"shape {list(call.k.shape)}"
+            f"{name} must be [{', '.join(letters)}] = [{', '.join(str(sizes.get(x, x)) for x in axes)}]{note}, got shape "
+            f"{list(x.shape)}"
         )
-    kv_heads = call.k.size(1)
-    if kv_heads != heads and (kv_heads == 0 or heads % kv_heads):
-        raise ValueError(
-            f"k must have as many heads as q, {heads}, or a divisor of them, got {kv_heads} in shape {list(call.k.shape)}"
-        )
-    if call.v.dim() != 4 or call.v.shape[:3] != call.k.shape[:3] or call.v.size(3) == 0:
-        wanted = f"[B, Hkv, L, Dv] = [{batch}, {kv_heads}, {length}, Dv]"
-        raise ValueError(f"v must be {wanted}, got shape {list(call.v.shape)}")
-    if call.k_mem is not None and call.v_mem is not None:
-        for name, x, wide in (("k_mem", call.k_mem, width), ("v_mem", call.v_mem, call.v.size(3))):
-            if x.dim() != 4 or (x.size(0), x.size(1), x.size(3)) != (batch, kv_heads, wide):
-                wanted = f"[B, Hkv, M, D] = [{batch}, {kv_heads}, M, {wide}]" + (
-                    " of v's width" if name == "v_mem" else ""
-                )
-                raise ValueError(f"{name} must be {wanted}, got shape {list(x.shape)}")
-        if call.k_mem.size(2) != call.v_mem.size(2):
-            lengths = f"{call.k_mem.size(2)} and {call.v_mem.size(2)}"
-            raise ValueError(f"k_mem and v_mem must have the same length M, got {lengths}")
-    if call.q_pos is not None and (
-        call.q_pos.dim() != 4 or call.q_pos.shape[:3] != q.shape[:3] or call.q_pos.size(3) == 0
-    ):
-        raise ValueError(
-            f"q_pos must be [B, H, L, Dp] = [{batch}, {heads}, {length}, Dp], got shape {list(call.q_pos.shape)}"
-        )
-    if call.sink is not None and call.sink.shape != q.shape[:3]:
-        raise ValueError(f"sink must be [B, H, L] = {list(q.shape[:3])}, got shape {list(call.sink.shape)}")
-    for name, bias, wide in (
-        ("content_bias", call.content_bias, width),
-        ("position_bias", call.position_bias, position_width_of(call)),
-    ):
-        if bias is not None and bias.shape != (heads, wide):
-            axes = "[H, Dp]" if wide != width else "[H, D]"
-            raise ValueError(f"{name} must be {axes} = [{heads}, {wide}], got shape {list(bias.shape)}")
 
 
 def _check_tables(call: Call) -> None:
@@ -385,8 +393,8 @@ def to_int32(bound: Tensor) -> Tensor:
     return bound if bound.dtype == torch.int32 else bound.clamp(-1, 2**31 - 1).to(torch.int32)
 
 
-def sink_dtype(q: Tensor) -> torch.dtype:
-    """Return the dtype of sinks in a `Call`: float32, beside float64 float64."""
+def lse_dtype(q: Tensor) -> torch.dtype:
+    """Return the dtype of lse and of sinks in a `Call`: float32, beside float64 float64."""
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
@@ -412,7 +420,7 @@ def broadcast_sink(sink: Any, q: Tensor) -> Tensor | None:
         raise ValueError(
             f"sink must be [H] = [{heads}] or [B, H, L] = {list(q.shape[:3])}, got shape {list(sink.shape)}"
         )
-    exact: Tensor = sink.to(sink_dtype(q))
+    exact: Tensor = sink.to(lse_dtype(q))
     return exact[:, None].expand(batch, heads, length) if sink.dim() == 1 else exact
 
 

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from txl_kernels.backends.reference import share_beside, softmax
-from txl_kernels.call import Call, changed, memory_len_of, table_len_of
+from txl_kernels.call import INPUT, INPUTS, Call, changed, inputs_of, memory_len_of, table_len_of
 from txl_kernels.checks import ZERO_ROW, check_integer, check_seed, check_tensors, with_bounds
 from txl_kernels.seed import seeded
 
 Chunk = tuple[int, int | None] | None
+_BATCHED = tuple(name for name, x in INPUT.items() if x.axes.startswith("B "))
 Attend = Callable[[Call], tuple[Tensor, Tensor]]
 
 
@@ -66,8 +67,8 @@ def _each_batch_row(call: Call, r: Tensor, prefix: int, plain: Attend) -> tuple[
     tables = r.expand(batch, -1, -1, -1)
     if batch == 0:  # one call without batch rows, whose results have gradients
         return _one_table(changed(call, r=tables.sum(0)), prefix, plain)
-    names = ("q", "k", "v", "k_mem", "v_mem", "q_pos", "sink")
-    batched = {name: getattr(call, name) for name in names if getattr(call, name) is not None}
+    inputs = dict(zip(INPUTS, inputs_of(call), strict=True))
+    batched = {name: x for name, x in inputs.items() if name in _BATCHED and x is not None}
     parts = [
         _one_table(
             changed(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from txl_kernels import checks, composed, operators, torch_state
 from txl_kernels.backends import reference
-from txl_kernels.call import INPUTS, Call, changed, inputs_of
+from txl_kernels.call import INPUT, INPUTS, Call, changed, inputs_of
 from txl_kernels.checks import KeyValuePair, Outside, Window, autocast_dtype, memory_pair, span
 from txl_kernels.composed import Chunk
 from txl_kernels.prepare import choose, prepare
@@ -266,16 +266,15 @@ def _attend(call: Call, backend: str | None, need_lse: bool) -> tuple[Tensor, An
 
 
 def _cast_for_autocast(call: Call) -> Call:
-    """Cast the inputs as autocast does for scaled_dot_product_attention, if it is on. float64
-    tensors, values that are not floating-point tensors, and the sink, which is added to lse in
-    float32, are not changed."""
+    """Cast the inputs as autocast does for scaled_dot_product_attention, if it is on. float64 is
+    not cast, nor are inputs of lse's dtype or values that are not floating-point tensors."""
     dtype = autocast_dtype(call.q.device.type)
     if dtype is None:
         return call
     cast = {
         name: x.to(dtype)
         for name, x in zip(INPUTS, inputs_of(call), strict=True)
-        if name != "sink" and isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
+        if INPUT[name].dtype == "q" and isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
     }
     return changed(call, **cast)
 

@@ -19,7 +19,9 @@ from txl_kernels.backends.protocol import HeadWidths, Prepared, why_not_dtype, w
 from txl_kernels.backends.zero_biases import with_biases
 from txl_kernels.call import (
     ALL,
+    INPUT,
     INPUTS,
+    TERMS,
     Call,
     Wanted,
     drop_threshold,
@@ -45,6 +47,7 @@ MAX_TABLES = 16  # the most slots of dr (two sums each) that give the same bits 
 # host's time (H200). On the device Triton's take less from 2 queries on, and for 64 batch rows from
 # one.
 FASTER_UP_TO = 4
+_OTHER_TERMS = tuple((name, Call._fields.index(name)) for name in TERMS if not INPUT[name].in_cuda)
 native = native_modules.load("_cuda", "CUDA")
 
 
@@ -76,7 +79,7 @@ setattr(_why_not_device, "_dynamo_marked_constant", True)  # noqa: B010
 
 def why_not_call(call: Call) -> str | None:
     """Return the reason why these kernels do not support the call, or None."""
-    reason = _beyond(call)
+    reason = _unsupported_term(call)
     if reason is not None:
         return f"it does not take {reason}; backend='triton' does"
     few, gradients = call.q.size(2) <= MAX_DECODE_QUERIES, needs_gradients(call)
@@ -98,18 +101,17 @@ def why_not_call(call: Call) -> str | None:
     return None
 
 
-def _beyond(call: Call) -> str | None:
+def _unsupported_term(call: Call) -> str | None:
     """Return the part of the formula that the call needs and these kernels do not have, or None."""
     if call.softcap:
         return f"softcap, got {call.softcap}"
-    if call.r is None or call.r_bias is not None:
+    if call.r is None:
         return "r_bias"
-    if call.q_pos is not None:
-        return "q_pos"
+    for name, n in _OTHER_TERMS:
+        if call[n] is not None:
+            return name
     if call.k.size(1) != call.q.size(1):
         return f"grouped heads, got {call.k.size(1)} heads of k for {call.q.size(1)} of q"
-    if call.sink is not None:
-        return "sink"
     if call.zero_outside:
         return "outside='zero'"
     if call.v.size(3) != call.q.size(3):
@@ -125,7 +127,7 @@ def is_preferred(call: Call) -> bool:
     True where the kernels take any.
     """
     if torch.compiler.is_compiling():
-        return _beyond(call) is None and why_not_hopper(call) is None
+        return _unsupported_term(call) is None and why_not_hopper(call) is None
     few = call.q.size(2) <= MAX_DECODE_QUERIES and not needs_gradients(call)
     return (not few or call.q.size(2) <= FASTER_UP_TO) and why_not_call(call) is None
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from txl_kernels.backends import cuda, reference, triton
 from txl_kernels.backends.failures import is_transient, reason_of
 from txl_kernels.backends.protocol import Kernels
-from txl_kernels.call import INPUTS, Call, inputs_of, needs_gradients
+from txl_kernels.call import BOUNDS, INPUT, INPUTS, TERMS, Call, inputs_of, needs_gradients
 
 SETTING = "TXL_KERNELS_SELF_CHECK"
 MAX_DECODE_QUERIES = cuda.MAX_DECODE_QUERIES
@@ -31,6 +31,7 @@ MAX_DECODE_QUERIES = cuda.MAX_DECODE_QUERIES
 MAX_ERROR = {torch.float32: 1e-2, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 LOG_AFTER = 2.0  # seconds of a check after which a line of the log says that kernels are compiled
 Cotangents = tuple[Tensor, Tensor | None]  # dout and dlse
+_TERMS = tuple((name, Call._fields.index(name)) for name in (*TERMS, *BOUNDS))
 logger = logging.getLogger("txl_kernels")
 _T = TypeVar("_T")
 
@@ -45,19 +46,15 @@ class Kind(NamedTuple):
     head_width: int
     decode: bool  # at most MAX_DECODE_QUERIES queries
     gradients: bool
+    terms: tuple[str, ...] = ("r",)  # the tensors of TERMS and the bounds that are given
     value_width: int | None = None  # None for head_width
-    r: bool = True
-    r_bias: bool = False
-    start: bool = False
-    end: bool = False
+    position_width: int | None = None  # None for head_width
     dropout: bool = False
     softcap: bool = False
     deterministic: bool = False  # torch.use_deterministic_algorithms, if there are gradients
-    position_width: int | None = None  # of `q_pos`; None without it
     position_scale: bool = False  # whether it differs from `scale` without `q_pos`
     zero_outside: bool = False
     grouped: bool = False  # fewer heads of keys than of queries
-    sink: bool = False
 
 
 _compared: dict[Kind, str | None] = {}
@@ -70,16 +67,17 @@ def kind_of(backend: str, call: Call, gradients: bool | None = None, decode: boo
     gradients, decode: fields of the kind; None to derive them from the call.
     """
     q, gradients = call.q, needs_gradients(call) if gradients is None else gradients
-    width, value_width = len(range(q.size(3))), len(range(call.v.size(3)))
+    widths = [len(range(x.size(3))) for x in (q, call.v, q if call.q_pos is None else call.q_pos)]
+    width, value_width, position_width = widths
     return Kind(
         backend, q.device, q.dtype, width, q.size(2) <= MAX_DECODE_QUERIES if decode is None else decode, gradients,
+        terms=tuple([name for name, n in _TERMS if call[n] is not None]),
         value_width=None if value_width == width else value_width,
-        r=call.r is not None, r_bias=call.r_bias is not None, start=call.start is not None, end=call.end is not None,
+        position_width=None if position_width == width else position_width,
         dropout=_holds(call.dropout_p > 0), softcap=_holds(call.softcap > 0),
         deterministic=gradients and torch.are_deterministic_algorithms_enabled(),
-        position_width=None if call.q_pos is None else len(range(call.q_pos.size(3))),
         position_scale=call.q_pos is None and _holds(call.position_scale != call.scale),
-        zero_outside=call.zero_outside, grouped=_holds(call.k.size(1) != call.q.size(1)), sink=call.sink is not None,
+        zero_outside=call.zero_outside, grouped=_holds(call.k.size(1) != call.q.size(1)),
     )  # fmt: skip
 
 
@@ -254,7 +252,7 @@ def _run(kernels: Kernels, kind: Kind, call: Call, cotangents: Cotangents) -> li
 
 def on_device(exact: Call, kind: Kind) -> Call:
     def dtype(name: str, x: Tensor) -> torch.dtype:
-        if name == "sink":
+        if name in INPUT and INPUT[name].dtype == "lse":
             return torch.float32
         return kind.dtype if x.is_floating_point() else x.dtype
 
@@ -276,34 +274,39 @@ def case_of(kind: Kind, fills: bool = False) -> Call:
         batch = -(-_multiprocessors(kind.device) // heads)
         length, memory = (3, 150) if kind.decode else (20, 60)
     width, keys = kind.head_width, memory + length
-    value_width = width if kind.value_width is None else kind.value_width
+    sizes = {
+        "B": batch, "H": heads, "Hkv": 1 if kind.grouped else heads, "L": length, "M": memory, "D": width,
+        "T": keys // 3 if kind.zero_outside else keys,  # then tiles lie on both sides of the table's end
+        "Dv": kind.value_width or width, "Dp": kind.position_width or width,
+    }  # fmt: skip
 
-    def values(*size: int) -> Tensor:
-        drawn = torch.randn(size, generator=generator, dtype=torch.float32, device="cpu")
+    def values(name: str) -> Tensor | None:
+        if INPUT[name].is_term and name not in kind.terms:
+            return None
+        drawn = torch.randn(
+            [sizes[x] for x in INPUT[name].axes.split()], generator=generator, dtype=torch.float32, device="cpu"
+        )
         return drawn.to(kind.dtype).double()
 
-    def rows(count: int, width: int, heads: int = heads) -> Tensor:
-        return values(batch, heads, count, width)
-
-    key_heads = 1 if kind.grouped else heads
-    position_width = width if kind.position_width is None else kind.position_width
-    table = keys // 3 if kind.zero_outside else keys  # then tiles lie on both sides of the table's end
-    own_scale = 0.7 if kind.position_width is not None or kind.position_scale else 1.0
+    inputs = {name: values(name) for name in INPUTS}
+    if "r" not in kind.terms:
+        inputs["position_bias"] = None
+    own_scale = 0.7 if "q_pos" in kind.terms or kind.position_scale else 1.0
     at = memory + torch.arange(length, dtype=torch.int32, device="cpu").expand(batch, length)
     return Call(
-        rows(length, width), rows(length, width, key_heads), rows(length, value_width, key_heads),
-        values(heads, table, position_width) if kind.r else None,
-        values(heads, width), values(heads, position_width) * (1.0 if kind.r else 0.0),
-        rows(memory, width, key_heads), rows(memory, value_width, key_heads),
-        values(heads, table) if kind.r_bias else None,
-        None if kind.position_width is None else rows(length, position_width),
-        values(batch, heads, length) if kind.sink else None,
-        (at - 37).contiguous() if kind.start else None,
-        (at + 1 - at % 3).contiguous() if kind.end else None,
-        torch.tensor([1234], dtype=torch.int64, device="cpu") if kind.dropout else None,
-        None, 0, 0, width**-0.5, 0.25 if kind.dropout else 0.0, 5.0 if kind.softcap else 0.0,
-        own_scale * width**-0.5, kind.zero_outside,
-    )  # fmt: skip
+        **inputs,  # type: ignore[arg-type]
+        start=(at - 37).contiguous() if "start" in kind.terms else None,
+        end=(at + 1 - at % 3).contiguous() if "end" in kind.terms else None,
+        seed=torch.tensor([1234], dtype=torch.int64, device="cpu") if kind.dropout else None,
+        left=None,
+        right=0,
+        zero_row=0,
+        scale=width**-0.5,
+        dropout_p=0.25 if kind.dropout else 0.0,
+        softcap=5.0 if kind.softcap else 0.0,
+        position_scale=own_scale * width**-0.5,
+        zero_outside=kind.zero_outside,
+    )
 
 
 def _multiprocessors(device: torch.device) -> int:

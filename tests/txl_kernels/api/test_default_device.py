@@ -116,8 +116,8 @@ def test_the_public_interface(name: str, default: str) -> None:
 @pytest.mark.parametrize("default", DEFAULTS)
 def test_what_the_first_call_compares(default: str) -> None:
     kinds = [Kind("native", CPU, dtype, 24, decode, True) for dtype in cpu.DTYPES for decode in (False, True)]
-    kinds.append(kinds[0]._replace(value_width=40, r_bias=True, start=True, end=True, dropout=True, softcap=True))
-    kinds.append(kinds[0]._replace(r=False, r_bias=True))
+    kinds.append(kinds[0]._replace(value_width=40, terms=("r", "r_bias", "start", "end"), dropout=True))
+    kinds.append(kinds[0]._replace(terms=("r_bias",), softcap=True))
     with DEFAULTS[default]():
         assert [self_check.compare(cpu, kind) for kind in kinds] == [None] * len(kinds)
 

@@ -280,14 +280,14 @@ def test_a_context_that_answers_nothing_is_lost(monkeypatch: pytest.MonkeyPatch)
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "values of another width": {"value_width": 40}, "bias beside r": {"r_bias": True}, "start": {"start": True},
-    "bias alone": {"r": False, "r_bias": True}, "end": {"end": True}, "dropout": {"dropout": True},
-    "softcap": {"softcap": True},
-    "all": {"value_width": 8, "r_bias": True, "start": True, "end": True, "dropout": True, "softcap": True},
-    "position queries": {"position_width": 16}, "grouped heads": {"grouped": True}, "sink": {"sink": True},
-    "own scale of a bias alone": {"r": False, "r_bias": True, "position_scale": True},
-    "distances outside": {"zero_outside": True, "start": True},
-    "as Inkling's": {"position_width": 16, "zero_outside": True, "grouped": True, "sink": True},
+    "values of another width": {"value_width": 40}, "bias beside r": {"terms": ("r", "r_bias")},
+    "bias alone": {"terms": ("r_bias",)}, "dropout": {"dropout": True}, "softcap": {"softcap": True},
+    "start": {"terms": ("r", "start")}, "end": {"terms": ("r", "end")},
+    "all": {"value_width": 8, "terms": ("r", "r_bias", "start", "end"), "dropout": True, "softcap": True},
+    "position queries": {"terms": ("r", "q_pos"), "position_width": 16}, "grouped heads": {"grouped": True},
+    "sink": {"terms": ("r", "sink")}, "own scale of a bias alone": {"terms": ("r_bias",), "position_scale": True},
+    "distances outside": {"terms": ("r", "start"), "zero_outside": True},
+    "as Inkling's": {"terms": ("r", "q_pos", "sink"), "position_width": 16, "zero_outside": True, "grouped": True},
 }  # fmt: skip
 
 
