@@ -20,6 +20,7 @@ from txl_kernels.call import (
     position_width_of,
     table_len_of,
 )
+from txl_kernels.torch_state import constant_when_traced
 
 KeyValuePair = tuple[Tensor, Tensor]
 Window = int | tuple[int | None, int | None] | None
@@ -526,13 +527,10 @@ def check_gradients(
     return dout, None if dlse is None else dlse.float().contiguous()
 
 
+@constant_when_traced
 def can_autocast(device_type: str) -> bool:
     """Whether torch.autocast supports the device."""
     return torch.amp.is_autocast_available(device_type)
-
-
-# torch.compile evaluates it once, while tracing: that of torch 2.6 cannot trace into it.
-setattr(can_autocast, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:

@@ -1,12 +1,25 @@
 """The features of torch that are active now: whether a tracer, a transform, a dispatch mode or the
 profiler must see the package's operators, and whether tensors are ordinary ones."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 ORDINARY = (Tensor, torch.nn.Parameter)
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def constant_when_traced(function: _F) -> _F:
+    """Mark a function whose result torch.compile takes as a constant, instead of tracing into a
+    driver, into package metadata, or into results that are stored, which would become guards.
+
+    torch.compiler.assume_constant_result does the same, but imports the compiler, which takes a
+    second at each start.
+    """
+    setattr(function, "_dynamo_marked_constant", True)  # noqa: B010
+    return function
 
 
 def _find(path: str) -> Any:

@@ -13,6 +13,7 @@ import torch
 from txl_kernels.backends import cpu, cuda, reference, self_check, triton
 from txl_kernels.backends.protocol import Backend, Kernels
 from txl_kernels.call import Call
+from txl_kernels.torch_state import constant_when_traced
 
 # Fastest first.
 KERNELS: dict[str, Kernels] = {cpu.NAME: cpu, cuda.NAME: cuda, triton.NAME: triton}
@@ -126,6 +127,7 @@ def why_not_kind(name: str, call: Call, gradients: bool | None = None) -> str | 
     return None if call.q.numel() == 0 else _why_not(False, *self_check.kind_of(name, call, gradients))
 
 
+@constant_when_traced
 def _why_not(is_traced: bool, *kind: Any) -> str | None:
     """Return `self_check.why_not_trusted` of the kind with these fields.
 
@@ -142,11 +144,6 @@ def _why_not(is_traced: bool, *kind: Any) -> str | None:
     return reason
 
 
-# A constant for torch.compile, which would otherwise trace into the kernels and add guards for the
-# results that are stored.
-setattr(_why_not, "_dynamo_marked_constant", True)  # noqa: B010
-
-
 def _why_not_kernels(call: Call) -> str | None:
     """Return the reason why kernels that exist for the device and dtype do not run the call; None
     if there are none."""
@@ -159,15 +156,12 @@ def _why_not_kernels(call: Call) -> str | None:
     return reason
 
 
+@constant_when_traced
 def _warn(device: str, name: str, reason: str) -> None:
     """Warn once for each device, backend that is used instead and reason, at the line that called
     the package."""
     with _warning:
         _warn_once(device, name, reason)
-
-
-# torch.compile warns while it traces.
-setattr(_warn, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 @functools.cache

@@ -31,6 +31,7 @@ from txl_kernels.call import (
     memory_len_of,
     needs_gradients,
 )
+from txl_kernels.torch_state import constant_when_traced
 
 NAME = "cuda"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in the order of txl::Type
@@ -58,6 +59,7 @@ def why_not_tensors(device: torch.device, dtype: torch.dtype, head_width: int = 
     return reason
 
 
+@constant_when_traced
 def _why_not_device(device: torch.device) -> str | None:
     """Return the reason why the kernels do not run on a device at all, or None."""
     if device.type != "cuda":
@@ -71,10 +73,6 @@ def _why_not_driver() -> str | None:
     need a newer one than torch's."""
     reason = native.module.no_driver()
     return f"cuda cannot use the GPU: {reason}" if reason else None
-
-
-# torch.compile evaluates it once, while tracing, as in the triton backend.
-setattr(_why_not_device, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def why_not_call(call: Call) -> str | None:
@@ -278,16 +276,12 @@ def _drop_below(call: Call) -> int:
     return drop_threshold(call.dropout_p) if call.seed is not None else 0
 
 
+@constant_when_traced
 def _why_not_hopper_gpu(device: torch.device) -> str | None:
     capability = torch.cuda.get_device_capability(device)
     if capability == HOPPER:
         return None
     return f"it needs a GPU of compute capability {HOPPER[0]}.{HOPPER[1]}, this is {capability[0]}.{capability[1]}"
-
-
-# A constant for torch.compile, whose version 2.11 cannot compare tuples that such a function
-# returns.
-setattr(_why_not_hopper_gpu, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from txl_kernels.backends import cuda, reference, triton
 from txl_kernels.backends.failures import is_transient, reason_of
 from txl_kernels.backends.protocol import Kernels
 from txl_kernels.call import BOUNDS, INPUT, INPUTS, TERMS, Call, inputs_of, needs_gradients
+from txl_kernels.torch_state import constant_when_traced
 
 SETTING = "TXL_KERNELS_SELF_CHECK"
 MAX_DECODE_QUERIES = cuda.MAX_DECODE_QUERIES
@@ -100,13 +101,10 @@ def is_wanted() -> bool:
     return wanted == "on"
 
 
+@constant_when_traced
 def can_run_now(device: torch.device) -> bool:
     """Whether the device is a GPU and no CUDA graph is being captured."""
     return device.type == "cuda" and torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()
-
-
-# torch.compile evaluates it while tracing, instead of tracing into the driver.
-setattr(can_run_now, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def concerns(device: torch.device) -> bool:

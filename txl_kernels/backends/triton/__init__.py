@@ -18,6 +18,7 @@ from txl_kernels.backends.protocol import HeadWidths, Prepared, why_not_dtype, w
 from txl_kernels.backends.triton.config import interpreted as interpreted
 from txl_kernels.backends.triton.config import why_not_capability
 from txl_kernels.call import ALL, Call, Wanted
+from txl_kernels.torch_state import constant_when_traced
 
 NAME = "triton"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -96,6 +97,7 @@ def why_not_call(call: Call) -> str | None:
     return None
 
 
+@constant_when_traced
 def _why_not_device(device: torch.device) -> str | None:
     """Return the reason why the kernels do not run on a device at all, or None."""
     on_cpu = interpreted()
@@ -107,12 +109,6 @@ def _why_not_device(device: torch.device) -> str | None:
     if reason is None and not on_cpu:
         reason = why_not_capability(torch.cuda.get_device_capability(device), numbers_of(version()))
     return reason
-
-
-# torch.compile evaluates it once, while tracing, instead of tracing into package metadata and the
-# driver. torch.compiler.assume_constant_result does the same, but imports the compiler, which takes
-# a second at each start.
-setattr(_why_not_device, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 @functools.cache
