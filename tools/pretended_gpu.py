@@ -26,8 +26,8 @@ def pretended_gpu(capability: int, multiprocessors: int) -> Iterator[None]:
         stack.enter_context(patch(plan, "capability", lambda device: divmod(capability, 10)))
         for module in (plan, passes):
             stack.enter_context(patch(module, "multiprocessors", lambda device: multiprocessors))
-        plan.forget()
-        stack.callback(plan.forget)
+        plan.clear_layouts()
+        stack.callback(plan.clear_layouts)
         yield
 
 

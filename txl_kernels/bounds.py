@@ -98,7 +98,7 @@ def _on_cpu(mask: Tensor, visible: bool) -> tuple[Tensor, Tensor, Tensor]:
         mask = mask.contiguous()
     batch, length, keys = mask.shape
     start, end = (torch.empty(batch, length, dtype=torch.int32, device=mask.device) for _ in range(2))
-    hole = cpu.prepare().intervals(mask, batch, length, keys, visible, start, end, torch.get_num_threads())
+    hole = cpu.module().intervals(mask, batch, length, keys, visible, start, end, torch.get_num_threads())
     return start, end, torch.tensor(hole, dtype=torch.int64, device=mask.device)
 
 

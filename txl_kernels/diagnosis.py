@@ -33,7 +33,7 @@ def _origin(native: NativeModule) -> str:
 def _native_lines() -> list[str]:
     if cpu.native.module is None:
         return [f"  {cpu.native.why_not_loaded}"]
-    module = cpu.prepare()
+    module = cpu.module()
     refused = module.refused()
     others = [isa for isa in module.isas(False) if isa not in module.isas(True) and not (refused and isa == "amx")]
     lines = [_origin(cpu.native), f"  instruction set {module.isa()} (runs here: {', '.join(module.isas(True))})"]

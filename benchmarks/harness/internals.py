@@ -19,7 +19,7 @@ def interpreted() -> bool:
 
 def instruction_set() -> str | None:
     """Return the instruction set of the native kernels, or None if they are not built."""
-    return None if cpu.native.module is None else str(cpu.prepare().isa())
+    return None if cpu.native.module is None else str(cpu.module().isa())
 
 
 def takes_many_queries(backend: str, device: torch.device, dtype: torch.dtype) -> bool:
@@ -30,12 +30,12 @@ def takes_many_queries(backend: str, device: torch.device, dtype: torch.dtype) -
 def multiply_add(iterations: int, dtype: torch.dtype = torch.float32) -> float:
     """Run multiply-adds in registers, by the units that the kernels use for dtype, on all of
     torch's threads; return the number of operations."""
-    return float(cpu.prepare().fma(iterations, torch.get_num_threads(), dtype == torch.bfloat16))
+    return float(cpu.module().fma(iterations, torch.get_num_threads(), dtype == torch.bfloat16))
 
 
 def read(x: Tensor) -> None:
     """Read a float32 tensor once, on all of torch's threads."""
-    cpu.prepare().read(x.data_ptr(), x.numel(), torch.get_num_threads())
+    cpu.module().read(x.data_ptr(), x.numel(), torch.get_num_threads())
 
 
 def native_kernel(tensors: list[Tensor]) -> Callable[[], object]:

@@ -35,13 +35,13 @@ def why_not_call(call: Call) -> str | None:
 def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
     """Return (out [B, H, L, D of v], lse float32 [B, H, L]) of a checked call. out has q's strides
     if q is dense."""
-    kept = None if prepared is None else prepared.plan
-    if kept is None:
-        kept = _keep(prepared, call, empty_out(call.q, call.v))
-    out = kept.empty_like(call.q) if kept.like_q else empty_out(call.q, call.v)
-    lse = torch.empty(kept.lse_shape, dtype=torch.float32, device=call.q.device) if need_lse else None
+    layout = None if prepared is None else prepared.plan
+    if layout is None:
+        layout = _make_layout(prepared, call, empty_out(call.q, call.v))
+    out = layout.empty_like(call.q) if layout.like_q else empty_out(call.q, call.v)
+    lse = torch.empty(layout.lse_shape, dtype=torch.float32, device=call.q.device) if need_lse else None
     seed = 0 if call.seed is None else _seed(call.seed)
-    kept.plan.forward(call, out, lse, torch.get_num_threads(), seed)
+    layout.plan.forward(call, out, lse, torch.get_num_threads(), seed)
     return out, lse
 
 
@@ -59,25 +59,25 @@ def backward(
 
     prepared: the record of calls whose `out` has the same strides.
     """
-    kept = None if prepared is None else prepared.plan
-    if kept is None:
-        kept = _keep(prepared, call, out)
+    layout = None if prepared is None else prepared.plan
+    if layout is None:
+        layout = _make_layout(prepared, call, out)
     gradients: list[Tensor | None] = []  # a comprehension would be one more function before Python 3.12
     for n, want in enumerate(wanted):
         x: Any = call[n]
-        gradients.append(kept.empty_like(x) if want and x is not None else None)
+        gradients.append(layout.empty_like(x) if want and x is not None else None)
     grads = tuple(gradients)
     seed = 0 if call.seed is None else _seed(call.seed)
-    kept.plan.backward(call, out, lse, dout, dlse, grads, torch.get_num_threads(), seed)
+    layout.plan.backward(call, out, lse, dout, dlse, grads, torch.get_num_threads(), seed)
     return grads
 
 
 def make_plan(call: Call, out: Tensor) -> Any:
     """Return the module's plan of a call: everything except the pointers."""
-    return prepare().Plan(call, out, DTYPES.index(call.q.dtype), drop_threshold(call.dropout_p))
+    return module().Plan(call, out, DTYPES.index(call.q.dtype), drop_threshold(call.dropout_p))
 
 
-class _Kept(NamedTuple):
+class _Layout(NamedTuple):
     """A plan, and the shapes of its results, shared by calls of one signature."""
 
     plan: Any
@@ -86,13 +86,13 @@ class _Kept(NamedTuple):
     like_q: bool  # out's shape is q's
 
 
-def _keep(prepared: Prepared | None, call: Call, out: Tensor) -> _Kept:
+def _make_layout(prepared: Prepared | None, call: Call, out: Tensor) -> _Layout:
     contiguous = all(x is None or x.is_contiguous() for x in inputs_of(call))
     like = torch.empty_like if contiguous else empty_like_rows
-    kept = _Kept(make_plan(call, out), like, tuple(call.q.shape[:3]), call.q.size(3) == call.v.size(3))
+    layout = _Layout(make_plan(call, out), like, tuple(call.q.shape[:3]), call.q.size(3) == call.v.size(3))
     if prepared is not None:
-        prepared.plan = kept
-    return kept
+        prepared.plan = layout
+    return layout
 
 
 def _seed(seed: Tensor) -> int:
@@ -100,7 +100,7 @@ def _seed(seed: Tensor) -> int:
 
 
 @functools.cache
-def prepare() -> Any:
+def module() -> Any:
     """Return the module, set to run on torch's own thread pool: a second pool would compete with it
     for the cores."""
     native.module.set_openmp(find_openmp())

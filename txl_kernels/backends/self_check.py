@@ -75,14 +75,14 @@ def kind_of(backend: str, call: Call, gradients: bool | None = None, decode: boo
         terms=tuple([name for name, n in _TERMS if call[n] is not None]),
         value_width=None if value_width == width else value_width,
         position_width=None if position_width == width else position_width,
-        dropout=_holds(call.dropout_p > 0), softcap=_holds(call.softcap > 0),
+        dropout=_as_bool(call.dropout_p > 0), softcap=_as_bool(call.softcap > 0),
         deterministic=gradients and torch.are_deterministic_algorithms_enabled(),
-        position_scale=call.q_pos is None and _holds(call.position_scale != call.scale),
-        zero_outside=call.zero_outside, grouped=_holds(call.k.size(1) != call.q.size(1)),
+        position_scale=call.q_pos is None and _as_bool(call.position_scale != call.scale),
+        zero_outside=call.zero_outside, grouped=_as_bool(call.k.size(1) != call.q.size(1)),
     )  # fmt: skip
 
 
-def _holds(condition: bool) -> bool:
+def _as_bool(condition: bool) -> bool:
     """Return a condition as a bool; torch.compile may have made it a symbol."""
     if condition:  # noqa: SIM103
         return True

@@ -144,9 +144,9 @@ def test_a_fault_in_tritons_kernels(decode: bool, gradients: bool, monkeypatch: 
         "txl_kernels.backends.triton.passes.make_plan",
         lambda *given: (made := make_plan(*given))._replace(zero_row=made.zero_row - 1),
     )
-    plan.forget()
+    plan.clear_layouts()
     found = compare(triton, kind)
-    plan.forget()
+    plan.clear_layouts()
     assert found is not None
     assert "is off by" in found
 
@@ -317,11 +317,11 @@ def test_both_variants_of_forward_are_compared(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(passes, "Launch", Launch)
     for decode in (False, True):
-        plan.forget()
+        plan.clear_layouts()
         launched.clear()
         assert compare(triton, Kind("triton", CPU, torch.float32, 16, decode, False)) is None
         assert launched == [True, False]
-    plan.forget()
+    plan.clear_layouts()
 
 
 @needs_native

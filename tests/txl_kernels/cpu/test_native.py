@@ -93,7 +93,7 @@ def test_this_machine_runs_more_than_the_baseline() -> None:
 
 def test_environment_forces_an_isa() -> None:
     """One that is not the best, and none at all; what each computes, `isa` shows."""
-    code = "from txl_kernels.backends import cpu; print(cpu.prepare().isa())"
+    code = "from txl_kernels.backends import cpu; print(cpu.module().isa())"
 
     def told(name: str) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"TXL_KERNELS_ISA": name}
@@ -140,15 +140,15 @@ def test_same_bits_at_any_thread_count(case: Case) -> None:
 
 
 def test_runs_on_the_openmp_pool_of_torch() -> None:
-    assert cpu.prepare().threading() == "torch-openmp"
+    assert cpu.module().threading() == "torch-openmp"
 
 
 @pytest.fixture
 def own_threads() -> Iterator[None]:
-    cpu.prepare().set_openmp(0)
+    cpu.module().set_openmp(0)
     yield
-    cpu.prepare.cache_clear()
-    cpu.prepare()
+    cpu.module.cache_clear()
+    cpu.module()
 
 
 @pytest.mark.usefixtures("own_threads", "threads")
@@ -156,8 +156,8 @@ def test_own_threads_give_the_same_bits() -> None:
     assert cpu.native.module.threading() == "threads"
     torch.set_num_threads(3)
     got = run()
-    cpu.prepare.cache_clear()
-    cpu.prepare()
+    cpu.module.cache_clear()
+    cpu.module()
     for a, b in zip(got, run(), strict=True):
         assert torch.equal(a, b)
 

@@ -38,9 +38,9 @@ def _laid_out_anew() -> Iterator[None]:
         return
     from txl_kernels.backends.triton import plan
 
-    plan.forget()
+    plan.clear_layouts()
     yield
-    plan.forget()
+    plan.clear_layouts()
 
 
 @contextlib.contextmanager

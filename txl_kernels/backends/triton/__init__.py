@@ -43,7 +43,7 @@ def why_not_loaded() -> str | None:
         return f'the triton package is not installed: pip install "txl-kernels[gpu]"{_too_old_a_torch()}'
     except Exception as error:  # a library that does not load, for example
         return f"triton cannot be imported: {type(error).__name__}: {error}"
-    if numbers_of(found) < OLDEST_TRITON:
+    if parse_version(found) < OLDEST_TRITON:
         return (
             f"triton {'.'.join(map(str, OLDEST_TRITON))} or newer is needed, {found or 'a module without a version'} is "
             f"installed; torch {'.'.join(map(str, OLDEST_TORCH))} is the oldest that brings it, this is torch "
@@ -62,13 +62,13 @@ def version() -> str:
     return str(getattr(importlib.import_module(NAME), "__version__", ""))
 
 
-def numbers_of(version: str) -> tuple[int, ...]:
+def parse_version(version: str) -> tuple[int, ...]:
     """Return the major and minor number of a version."""
     return tuple(int(x) for x in re.findall(r"\d+", version)[:2])
 
 
 def _too_old_a_torch() -> str:
-    if numbers_of(torch.__version__) >= OLDEST_TORCH:
+    if parse_version(torch.__version__) >= OLDEST_TORCH:
         return ""
     oldest = ".".join(map(str, OLDEST_TORCH))
     return f", with torch {oldest} or newer, the oldest that brings Triton {'.'.join(map(str, OLDEST_TRITON))}"
@@ -107,7 +107,7 @@ def _why_not_device(device: torch.device) -> str | None:
         return f"triton runs on CUDA devices, not on {device.type} (but for tests with TRITON_INTERPRET=1)"
     reason = why_not_loaded() or (None if on_cpu else why_not_gpu(device))
     if reason is None and not on_cpu:
-        reason = why_not_capability(torch.cuda.get_device_capability(device), numbers_of(version()))
+        reason = why_not_capability(torch.cuda.get_device_capability(device), parse_version(version()))
     return reason
 
 

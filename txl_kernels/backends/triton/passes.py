@@ -29,13 +29,13 @@ from txl_kernels.backends.triton.plan import (
     TABLE,
     Plan,
     bounds,
+    cached_layout,
+    common_args,
     describable,
     make_plan,
     multiprocessors,
-    once_for_all_alike,
     operands,
     options,
-    shared,
     sinks,
     strides,
 )
@@ -76,7 +76,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-@once_for_all_alike
+@cached_layout
 def lay_out_forward(device: torch.device, forms: tuple[Any, ...], settings: tuple[Any, ...], kind: str) -> Launches:
     """Return the launches that compute out and lse. Keys are split into parts if the blocks of
     queries alone would leave multiprocessors idle.
@@ -102,7 +102,7 @@ def lay_out_forward(device: torch.device, forms: tuple[Any, ...], settings: tupl
             forward_kernel, (programs, parts), Q=q, Q_POS=q_pos, U=u, W=w, SINK=own_sink, OUT=into, LSE=into_lse,
             sign=plan.sign, **strides("q", q), **strides("qp", q_pos, ROWS), **strides("u", u), **strides("w", w),
             **sinks("sink", own_sink), **into_strides,
-            **plan.sources(chosen.block_n, "V"), **shared(plan), **options(chosen),
+            **plan.sources(chosen.block_n, "V"), **common_args(plan), **options(chosen),
             BM=chosen.block_m, BN=chosen.block_n, ZERO_OUTSIDE=plan.call.zero_outside, SPLIT=parts > 1,
             TMA=plan.descriptors, **plan.addressing(out.form),
         )
@@ -136,7 +136,7 @@ def backward(
     return tuple(x if want else x.new_empty(0) for x, want in zip(grads, wanted, strict=True))
 
 
-@once_for_all_alike
+@cached_layout
 def lay_out_backward(
     device: torch.device, forms: tuple[Any, ...], settings: tuple[Any, ...], kind: str, atomics: bool
 ) -> Launches:
@@ -169,7 +169,7 @@ class _Backward:
         walked = [x.form for x in (self.dout, self.qu, self.qw) if x is not None]
         self.tma = plan.descriptors and all(map(describable, walked))
         self.reach = self._reach()
-        self.shared = shared(plan) | strides("do", self.dout)
+        self.shared = common_args(plan) | strides("do", self.dout)
         self.shared |= {"DELTA": self.delta, "TOP": self.top, "LSE2": self.lse2}
         self._prepare(out, lse, dlse)
         # dq is the sum of a part through content and a part through positions, whose sums over

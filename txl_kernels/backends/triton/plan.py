@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 import triton
 
-from txl_kernels.backends.triton import config, numbers_of
+from txl_kernels.backends.triton import config, parse_version
 from txl_kernels.backends.triton.config import interpreted
 from txl_kernels.backends.triton.launch import ALIGNMENT, Form, Operand, Tile
 from txl_kernels.call import Call, drop_threshold, is_bounded, keep_scale
@@ -24,7 +24,7 @@ _caches: list[Any] = []
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def once_for_all_alike(lay_out: _F) -> _F:
+def cached_layout(lay_out: _F) -> _F:
     """Cache a layout function, so that calls with equal arguments (which hold no tensors) share a
     result."""
     cached = functools.lru_cache(REMEMBERED)(lay_out)
@@ -32,14 +32,14 @@ def once_for_all_alike(lay_out: _F) -> _F:
     return cast(_F, cached)
 
 
-def forget() -> None:
+def clear_layouts() -> None:
     """Drop all cached layouts. Needed when something that they depend on is replaced: tile sizes,
     kernels, or a device's capability."""
     for cached in _caches:
         cached.cache_clear()
 
 
-TRITON_VERSION = numbers_of(triton.__version__)
+TRITON_VERSION = parse_version(triton.__version__)
 
 
 @functools.cache
@@ -314,7 +314,7 @@ def bounds(plan: Plan) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def shared(plan: Plan) -> dict[str, Any]:
+def common_args(plan: Plan) -> dict[str, Any]:
     """Return the arguments that all kernels of forward and backward take, by name, except k, v, r
     and the memory."""
     return {
