@@ -35,8 +35,8 @@ def prepare(call: Call, backend: str | None) -> Prepared:
     prepared = _memo.get(key)
     if prepared is None:
         prepared = _prepared(backends.BACKENDS[choose(call, backend)], call, needs_gradients(call))
-        if signed is not None and _is_settled(prepared, call):
-            prepared.is_ordinary = True
+        prepared.is_ordinary = signed is not None
+        if prepared.is_ordinary and _is_settled(prepared, call):
             _store(key, prepared)
     return prepared
 

@@ -1,6 +1,5 @@
 """Calls that the CUDA kernels take, and their proofs; how the backend takes another module."""
 
-import contextlib
 import dataclasses
 from typing import Any
 
@@ -24,7 +23,6 @@ def use(
     monkeypatch.setattr(cuda, "_why_not_device", lambda device: None)
     monkeypatch.setattr(cuda, "_multiprocessors", lambda device: multiprocessors)
     monkeypatch.setattr(cuda, "_stream", lambda device: 0)
-    monkeypatch.setattr(cuda, "_on", lambda device: contextlib.nullcontext())
 
 
 def fits(case: Case) -> Case:

@@ -6,7 +6,6 @@ is no compiler and no warm-up at run time. Kernels are enqueued on torch's curre
 every argument was checked. The host reads no values back, so calls can be captured in CUDA graphs.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -185,10 +184,9 @@ def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True)
     if q.numel() == 0:
         return out, lse
     call = with_biases(call)
-    with _on(q.device):
-        plan = _plan(make_plan, call, out, prepared)
-        workspace = q.new_empty(plan.workspace, dtype=torch.float32)
-        plan.forward(call, out, lse, workspace.data_ptr(), _stream(q.device))
+    plan = _plan(make_plan, call, out, prepared)
+    workspace = q.new_empty(plan.workspace, dtype=torch.float32) if plan.workspace else None
+    plan.forward(call, out, lse, 0 if workspace is None else workspace.data_ptr(), _stream(q.device))
     return out, lse
 
 
@@ -214,26 +212,25 @@ def backward(
     if call.q.numel() == 0:
         return tuple(x.zero_() for x in gradients)
     call = with_biases(call)
-    with _on(call.q.device):
-        if prepared is None or prepared.plan is None:
-            reason = why_not_hopper(call)  # forward of the raw operator does not know whether gradients follow
-            if reason is not None:
-                raise RuntimeError(f"backend={NAME!r} cannot compute gradients: {reason}; backend='triton' can")
-        plan = _plan(prefill_plan, call, out, prepared)
-        slots, tables = 0, 1
-        if torch.are_deterministic_algorithms_enabled():
-            slots = min(-(-_multiprocessors(call.q.device) // call.q.size(1)), MAX_TABLES)
-            tables = 2 * slots  # a block has at most two warpgroups
-        asked = tuple(x if x.numel() else None for x in gradients[: INPUTS.index("r_bias")])
-        workspace = call.q.new_empty(plan.backward_workspace(asked, slots), dtype=torch.float32)
-        dr = None
-        if call.r is not None and gradients[INPUTS.index("r")].numel():
-            heads, rows, width = call.r.shape
-            dr = call.q.new_zeros((tables, heads, native.module.DR_MARGIN + rows, width), dtype=torch.float32)
-        dout = dout if _rows_apart(dout) else dout.clone(memory_format=torch.contiguous_format)
-        dlse = None if dlse is None else dlse.contiguous()
-        stream = _stream(call.q.device)
-        plan.backward(call, out, lse, dout, dlse, asked, dr, slots, tables, workspace.data_ptr(), stream)
+    if prepared is None or prepared.plan is None:
+        reason = why_not_hopper(call)  # forward of the raw operator does not know whether gradients follow
+        if reason is not None:
+            raise RuntimeError(f"backend={NAME!r} cannot compute gradients: {reason}; backend='triton' can")
+    plan = _plan(prefill_plan, call, out, prepared)
+    slots, tables = 0, 1
+    if torch.are_deterministic_algorithms_enabled():
+        slots = min(-(-_multiprocessors(call.q.device) // call.q.size(1)), MAX_TABLES)
+        tables = 2 * slots  # a block has at most two warpgroups
+    asked = tuple(x if x.numel() else None for x in gradients[: INPUTS.index("r_bias")])
+    workspace = call.q.new_empty(plan.backward_workspace(asked, slots), dtype=torch.float32)
+    dr = None
+    if call.r is not None and gradients[INPUTS.index("r")].numel():
+        heads, rows, width = call.r.shape
+        dr = call.q.new_zeros((tables, heads, native.module.DR_MARGIN + rows, width), dtype=torch.float32)
+    dout = dout if _rows_apart(dout) else dout.clone(memory_format=torch.contiguous_format)
+    dlse = None if dlse is None else dlse.contiguous()
+    stream = _stream(call.q.device)
+    plan.backward(call, out, lse, dout, dlse, asked, dr, slots, tables, workspace.data_ptr(), stream)
     return gradients
 
 
@@ -289,9 +286,6 @@ def _multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    return torch.cuda.device(device) if device.index != torch.cuda.current_device() else contextlib.nullcontext()
-
-
 def _stream(device: torch.device) -> int:
-    return int(torch.cuda.current_stream(device).cuda_stream)
+    """Return the handle of torch's current stream."""
+    return int(torch._C._cuda_getCurrentRawStream(device.index))
