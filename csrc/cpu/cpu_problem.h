@@ -1,4 +1,4 @@
-// One call of the CPU kernels.
+// A call of the CPU kernels and its gradients.
 #pragma once
 #include "../attention.h"
 
@@ -9,15 +9,16 @@ struct Problem : Attention {
   uint64_t seed = 0;
 };
 
-struct Gradients {                  // what is out: data == nullptr where it is not wanted
-  View dout;                        // [B, H, L, Dv], in
-  const float* dlse = nullptr;      // [B, H, L] contiguous or null, in
-  View dq, dk, dv, dk_mem, dv_mem;  // [B, H (dq) or Hkv, rows, D], values Dv, out
-  View dq_pos;                      // [B, H, L, Dr], out
-  View dr;                          // [H, T, Dr] contiguous, out
-  View du, dw;                      // [H, D] and [H, Dr] contiguous, out
-  View dr_bias;                     // [H, T] contiguous, out
-  View dsink;                       // [B, H, L] float, last axis contiguous, out
+// The gradients of out and lse, and those that backward writes; data == nullptr: not wanted.
+struct Gradients {
+  View dout;                        // [B, H, L, Dv]
+  const float* dlse = nullptr;      // [B, H, L] contiguous, or null for zeros
+  View dq, dk, dv, dk_mem, dv_mem;  // written: [B, H (dq) or Hkv, rows, D], values Dv
+  View dq_pos;                      // written: [B, H, L, Dr]
+  View dr;                          // written: [H, T, Dr] contiguous
+  View du, dw;                      // written: [H, D] and [H, Dr] contiguous
+  View dr_bias;                     // written: [H, T] contiguous
+  View dsink;                       // written: [B, H, L] float, last axis contiguous
 };
 
 }  // namespace txl
