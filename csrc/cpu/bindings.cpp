@@ -48,7 +48,7 @@ class Plan {
   txl::Problem problem(const py::tuple& call, const py::handle& out, const py::handle& lse, int threads,
                        uint64_t seed) const {
     txl::Problem p = problem_;
-    txl::point_to(p, call, out, lse);
+    txl::set_pointers(p, call, out, lse);
     p.threads = threads, p.seed = seed;
     return p;
   }
@@ -106,7 +106,7 @@ PYBIND11_MODULE(_native, m) {
            py::arg("seed"))
       .def("backward", &Plan::backward, py::arg("call"), py::arg("out"), py::arg("lse"), py::arg("dout"),
            py::arg("dlse"), py::arg("gradients"), py::arg("threads"), py::arg("seed"));
-  txl::define_facts(m);
+  txl::define_tensor_metadata(m);
   txl::define_signature(m);
   m.def("intervals", &intervals_of);
   m.def("fma", &run_peak_loop, py::arg("iterations"), py::arg("threads"), py::arg("bf16") = false);

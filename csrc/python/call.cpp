@@ -46,8 +46,8 @@ bool add_tensor(Key& key, const py::handle& x, const py::tuple& types) {
   bool ordinary = false;
   for (const py::handle type : types)
     ordinary = ordinary || reinterpret_cast<PyObject*>(Py_TYPE(x.ptr())) == type.ptr();
-  Facts facts;
-  if (!ordinary || !tell(x, facts) || !call_method(x, is_neg).is(py::bool_(false))) return false;
+  TensorMetadata facts;
+  if (!ordinary || !read_metadata(x, facts) || !call_method(x, is_neg).is(py::bool_(false))) return false;
   int64_t count = 1;
   for (int64_t i = 0; i < facts.axes; ++i) count *= facts.sizes[i];
   // Torch's zeros without memory lie at null plus their offset.
@@ -127,7 +127,7 @@ Attention attention_of(const py::tuple& call, const py::handle& out, Type type, 
   return a;
 }
 
-void point_to(Attention& a, const py::tuple& call, const py::handle& out, const py::handle& lse) {
+void set_pointers(Attention& a, const py::tuple& call, const py::handle& out, const py::handle& lse) {
   const auto inputs = inputs_of(a);
   for (size_t i = 0; i < INPUTS; ++i) inputs[i]->data = pointer_of(call[i]);
   a.start.data = static_cast<const int32_t*>(pointer_of(call[START]));

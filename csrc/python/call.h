@@ -30,8 +30,8 @@ pybind11::tuple field_names();
 // All of a checked call but where its tensors lie. drop_below: 0 for no dropout.
 Attention attention_of(const pybind11::tuple& call, const pybind11::handle& out, Type type, uint32_t drop_below);
 
-// Sets where the tensors lie; lse may be None.
-void point_to(Attention& a, const pybind11::tuple& call, const pybind11::handle& out, const pybind11::handle& lse);
+// Sets the pointers of the tensors; lse may be None.
+void set_pointers(Attention& a, const pybind11::tuple& call, const pybind11::handle& out, const pybind11::handle& lse);
 
 // The properties of a call, and of other tensors, that decide whether it is valid, as one string of bytes:
 // m.signature(call, ordinary types, others) -> bytes or None; see txl_kernels.operators.
