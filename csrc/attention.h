@@ -3,12 +3,14 @@
 #pragma once
 #include <cstdint>
 
+#include "call_fields.h"
+
 namespace txl {
 
 enum class Type : int { f32, bf16, f16 };
 
-// A [n0, n1, n2, D] tensor in elements: any strides, last axis contiguous. data == nullptr: not
-// given.
+// A tensor of up to four axes with the strides of the first three, in elements; the fourth is contiguous.
+// data == nullptr: not given.
 struct View {
   void* data = nullptr;
   int64_t s0 = 0, s1 = 0, s2 = 0;
@@ -30,16 +32,14 @@ struct Attention {
   bool zero_outside = false;                  // a pair whose row is not in [0, T) has no terms of r and r_bias
   int64_t left = 0, right = 0;                // keys seen before and after a query's own, at most S each
   float scale = 1;
-  float position_scale = 1;    // of the terms of r and r_bias
-  float softcap = 0;           // a score is softcap * tanh(score / softcap); 0: as it is
-  uint32_t drop_below = 0;     // an entry whose 16 bits are below this is dropped; 0: no dropout
-  float keep_scale = 1;        // 65536 / (65536 - drop_below)
-  View q, k, v, k_mem, v_mem;  // [B, H (q) or Hkv, rows, D], values Dv
-  View q_pos;                  // [B, H, L, Dr]: queries of r; not given: q
-  View r;                      // [H, T, Dr]: s0 head, s1 row; not given: r_bias alone
-  View r_bias;                 // [H, T]: s0 head, s1 row; not given: zeros
-  View u, w;                   // [H, D] and [H, Dr]: s0 head (content and position bias)
-  View sink;                   // [B, H, L] float: all three strides; not given: no sink
+  float position_scale = 1;  // of the terms of r and r_bias
+  float softcap = 0;         // a score is softcap * tanh(score / softcap); 0: as it is
+  uint32_t drop_below = 0;   // an entry whose 16 bits are below this is dropped; 0: no dropout
+  float keep_scale = 1;      // 65536 / (65536 - drop_below)
+  // The inputs, whose axes call_fields.h says (Dp is Dr); the sink is float. q_pos that is not given is q.
+#define TXL_VIEW(enumerator, name, member) View member;
+  TXL_INPUTS(TXL_VIEW)
+#undef TXL_VIEW
   Bounds start, end;
   View out;              // [B, H, L, Dv]: written by forward, read by backward
   float* lse = nullptr;  // [B, H, L] contiguous: written by forward unless null, read by backward

@@ -34,15 +34,15 @@ def _native_lines() -> list[str]:
     if cpu.native.module is None:
         return [f"  {cpu.native.why_not_loaded}"]
     module = cpu.module()
-    refused = module.refused()
-    others = [isa for isa in module.isas(False) if isa not in module.isas(True) and not (refused and isa == "amx")]
+    why_not_amx = module.why_not_amx()
+    others = [isa for isa in module.isas(False) if isa not in module.isas(True) and not (why_not_amx and isa == "amx")]
     lines = [_origin(cpu.native), f"  instruction set {module.isa()} (runs here: {', '.join(module.isas(True))})"]
     if others:
         lines.append(f"  not on this processor: {', '.join(others)}")
-    if refused:
-        lines.append(f"  {refused}")
-    if pairs := module.pairs_over_floats():
-        lines.append(f"  bfloat16 by VDPBF16PS: {pairs:.2g} multiplications for one of float32, as measured just now")
+    if why_not_amx:
+        lines.append(f"  {why_not_amx}")
+    if speedup := module.bf16_dot_speedup():
+        lines.append(f"  bfloat16 by VDPBF16PS: {speedup:.2g} multiplications for one of float32, as measured just now")
     pool = "torch's OpenMP pool" if module.threading() == "torch-openmp" else "threads of its own: torch has no OpenMP"
     lines.append(f"  {torch.get_num_threads()} threads on {pool}")
     return lines

@@ -1,4 +1,4 @@
-// One call of the CPU kernels.
+// A call of the CPU kernels and its gradients.
 #pragma once
 #include "../attention.h"
 
@@ -9,15 +9,14 @@ struct Problem : Attention {
   uint64_t seed = 0;
 };
 
-struct Gradients {                  // what is out: data == nullptr where it is not wanted
-  View dout;                        // [B, H, L, Dv], in
-  const float* dlse = nullptr;      // [B, H, L] contiguous or null, in
-  View dq, dk, dv, dk_mem, dv_mem;  // [B, H (dq) or Hkv, rows, D], values Dv, out
-  View dq_pos;                      // [B, H, L, Dr], out
-  View dr;                          // [H, T, Dr] contiguous, out
-  View du, dw;                      // [H, D] and [H, Dr] contiguous, out
-  View dr_bias;                     // [H, T] contiguous, out
-  View dsink;                       // [B, H, L] float, last axis contiguous, out
+// The gradients of out and lse, and those that backward writes; data == nullptr: not wanted.
+struct Gradients {
+  View dout;                    // [B, H, L, Dv]
+  const float* dlse = nullptr;  // [B, H, L] contiguous, or null for zeros
+  // Written: those of r, r_bias and the biases are contiguous, that of the sink along its last axis.
+#define TXL_GRADIENT(enumerator, name, member) View d##member;
+  TXL_INPUTS(TXL_GRADIENT)
+#undef TXL_GRADIENT
 };
 
 }  // namespace txl

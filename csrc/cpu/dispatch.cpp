@@ -22,8 +22,9 @@
 
 namespace txl {
 
-// One that multiplies both types, and one that multiplies pairs of bfloat16 alone (isa.cpp).
-#define TXL_DECLARE_VECTORS(name)                    \
+// Functions of isa.cpp: of an instruction set with float32 FMA, which runs both types, and of one with bf16 dot
+// products, which runs bfloat16.
+#define TXL_DECLARE_FMA(name)                        \
   namespace isa_##name {                             \
     void forward(const Problem&);                    \
     void backward(const Problem&, const Gradients&); \
@@ -31,38 +32,41 @@ namespace txl {
     void read(const float*, int64_t, int);           \
     void exp(const float*, float*, int64_t);         \
   }
-#define TXL_DECLARE_PAIRS(name)                      \
+#define TXL_DECLARE_BF16_DOT(name)                   \
   namespace isa_##name {                             \
     void forward(const Problem&);                    \
     void backward(const Problem&, const Gradients&); \
-    double pairs(int64_t, int);                      \
+    double bf16_dot(int64_t, int);                   \
   }
 
-// The rest of a row of Kernels: vectors alone; pairs, and the vectors that float32 is multiplied by.
-#define TXL_CALLS_OF(name) {isa_##name::forward, isa_##name::backward}
-#define TXL_BY_VECTORS(name) \
-  TXL_CALLS_OF(name), TXL_CALLS_OF(name), { isa_##name::fma, isa_##name::fma, isa_##name::read, isa_##name::exp }
-#define TXL_BY_PAIRS(name, vectors)                                                \
-  TXL_CALLS_OF(vectors), TXL_CALLS_OF(name), {                                     \
-    isa_##vectors::fma, isa_##name::pairs, isa_##vectors::read, isa_##vectors::exp \
+// The functions of a row of Kernels: FMA for both types, or bf16 dot products and the FMA instruction set that runs
+// float32.
+#define TXL_ENTRY_POINTS(name) {isa_##name::forward, isa_##name::backward}
+#define TXL_FMA_KERNELS(name)                                           \
+  TXL_ENTRY_POINTS(name), TXL_ENTRY_POINTS(name), {                     \
+    isa_##name::fma, isa_##name::fma, isa_##name::read, isa_##name::exp \
+  }
+#define TXL_BF16_DOT_KERNELS(name, fma_isa)                                           \
+  TXL_ENTRY_POINTS(fma_isa), TXL_ENTRY_POINTS(name), {                                \
+    isa_##fma_isa::fma, isa_##name::bf16_dot, isa_##fma_isa::read, isa_##fma_isa::exp \
   }
 
-TXL_DECLARE_VECTORS(baseline)
+TXL_DECLARE_FMA(baseline)
 #if defined(TXL_EMULATED)
-TXL_DECLARE_PAIRS(emulated_bf16)
-TXL_DECLARE_PAIRS(emulated_amx)
+TXL_DECLARE_BF16_DOT(emulated_bf16)
+TXL_DECLARE_BF16_DOT(emulated_amx)
 namespace isa_emulated_bf16 {
 int64_t multiplications();
 }
 #endif
 #if defined(__x86_64__)
-TXL_DECLARE_VECTORS(avx2)
-TXL_DECLARE_VECTORS(avx512)
-TXL_DECLARE_PAIRS(avx512_bf16)
-TXL_DECLARE_PAIRS(amx)
+TXL_DECLARE_FMA(avx2)
+TXL_DECLARE_FMA(avx512)
+TXL_DECLARE_BF16_DOT(avx512_bf16)
+TXL_DECLARE_BF16_DOT(amx)
 #elif defined(__aarch64__)
-TXL_DECLARE_VECTORS(neon)
-TXL_DECLARE_PAIRS(neon_bf16)
+TXL_DECLARE_FMA(neon)
+TXL_DECLARE_BF16_DOT(neon_bf16)
 #endif
 
 namespace {
@@ -73,43 +77,44 @@ bool always() { return true; }
 #if defined(__x86_64__)
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 bool has_avx512() { return has_avx2() && __builtin_cpu_supports("avx512f"); }
-bool has_avx512_bf16() {  // compilers take it to have the others, too
+bool has_avx512_bf16() {  // compilers assume that it implies the others
   return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-// Rates of short runs on this thread, in turns; the best of each, which a busy machine hardly changes.
-double measured_pairs() {
-  constexpr int rounds = 16, iterations = 8000;  // a millisecond in all
+// Measures the throughput of VDPBF16PS relative to FMA by short runs on this thread, in turns. The best run of each
+// counts, which load on the machine hardly changes.
+double measure_bf16_dot() {
+  constexpr int rounds = 16, iterations = 8000;  // 0.5 ms in all
   double best[2] = {0, 0};
   for (int n = 0; n < rounds; ++n)
-    for (int z = 0; z < 2; ++z) {
+    for (int kind = 0; kind < 2; ++kind) {
       const auto began = std::chrono::steady_clock::now();
-      const double done = (z ? isa_avx512_bf16::pairs : isa_avx512::fma)(iterations, 1);
+      const double done = (kind ? isa_avx512_bf16::bf16_dot : isa_avx512::fma)(iterations, 1);
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
-      best[z] = std::max(best[z], done / std::max(took.count(), 1e-9));
+      best[kind] = std::max(best[kind], done / std::max(took.count(), 1e-9));
     }
   return best[1] / best[0];
 }
 
-// Far from both of the rates known: 2 on a Zen 5, 0.5 on a Sapphire Rapids.
-bool gains_by_pairs() { return pairs_over_floats() >= 1.4; }
+// The threshold is far from both known ratios: 2 on a Zen 5, 0.5 on a Sapphire Rapids.
+bool prefers_bf16_dot() { return bf16_dot_speedup() >= 1.4; }
 
-// Whether the processor has AMX with bfloat16; why the system keeps its registers from this process, or 0.
+// Whether the processor has AMX with bfloat16; and a request to the system for its registers, which returns 0 or errno.
 #if defined(__linux__)
-bool knows_amx() {
+bool processor_has_amx() {
   unsigned a, b, c, d;
   return has_avx512_bf16() && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
 }
-int amx_refusal() {
+int request_amx() {
   constexpr int request_permission = 0x1023, tile_data = 18;  // arch_prctl(2)
   return syscall(SYS_arch_prctl, request_permission, tile_data) == 0 ? 0 : errno;
 }
 #else
-bool knows_amx() { return false; }
-int amx_refusal() { return 0; }
+bool processor_has_amx() { return false; }
+int request_amx() { return 0; }
 #endif
-bool has_amx() { return knows_amx() && amx_refusal() == 0; }
+bool has_amx() { return processor_has_amx() && request_amx() == 0; }
 
 #elif defined(__aarch64__)
 bool has_neon_bf16() {
@@ -129,10 +134,11 @@ bool has_neon_bf16() {
 const Kernels* find(const std::string& name) {
   std::string known;
   for (const Kernels& k : all_kernels()) {
-    if (name.empty() ? k.supported() && k.chosen() : name == k.isa) {
+    if (name.empty() ? k.supported() && k.preferred() : name == k.isa) {
       if (!k.supported())
-        throw std::runtime_error("TXL_KERNELS_ISA=" + name + ": " +
-                                 (name == "amx" && !refused().empty() ? refused() : "this processor does not have it"));
+        throw std::runtime_error(
+            "TXL_KERNELS_ISA=" + name + ": " +
+            (name == "amx" && !why_not_amx().empty() ? why_not_amx() : "this processor does not have it"));
       return &k;
     }
     known += (known.empty() ? "" : ", ") + std::string(k.isa);
@@ -140,13 +146,13 @@ const Kernels* find(const std::string& name) {
   throw std::runtime_error("TXL_KERNELS_ISA=" + name + " is not known; this build has " + known);
 }
 
-std::atomic<const Kernels*> g_chosen{nullptr};
+std::atomic<const Kernels*> g_kernels{nullptr};
 
 }  // namespace
 
-double pairs_over_floats() {
+double bf16_dot_speedup() {
 #if defined(__x86_64__)
-  static const double ratio = has_avx512_bf16() && !knows_amx() ? measured_pairs() : 0;
+  static const double ratio = has_avx512_bf16() && !processor_has_amx() ? measure_bf16_dot() : 0;
   return ratio;
 #else
   return 0;
@@ -161,10 +167,10 @@ int64_t emulated_multiplications() {
 #endif
 }
 
-std::string refused() {
+std::string why_not_amx() {
 #if defined(__x86_64__)
-  if (const int reason = knows_amx() ? amx_refusal() : 0)
-    return std::string("the system does not let this process use amx: ") + std::strerror(reason);
+  if (const int error = processor_has_amx() ? request_amx() : 0)
+    return std::string("the system does not let this process use amx: ") + std::strerror(error);
 #endif
   return "";
 }
@@ -172,33 +178,33 @@ std::string refused() {
 const std::vector<Kernels>& all_kernels() {
   static const std::vector<Kernels> all = {
 #if defined(__x86_64__)
-      {"amx", has_amx, always, TXL_BY_PAIRS(amx, avx512)},
-      {"avx512_bf16", has_avx512_bf16, gains_by_pairs, TXL_BY_PAIRS(avx512_bf16, avx512)},
-      {"avx512", has_avx512, always, TXL_BY_VECTORS(avx512)},
-      {"avx2", has_avx2, always, TXL_BY_VECTORS(avx2)},
+      {"amx", has_amx, always, TXL_BF16_DOT_KERNELS(amx, avx512)},
+      {"avx512_bf16", has_avx512_bf16, prefers_bf16_dot, TXL_BF16_DOT_KERNELS(avx512_bf16, avx512)},
+      {"avx512", has_avx512, always, TXL_FMA_KERNELS(avx512)},
+      {"avx2", has_avx2, always, TXL_FMA_KERNELS(avx2)},
 #elif defined(__aarch64__)
-      {"neon_bf16", has_neon_bf16, always, TXL_BY_PAIRS(neon_bf16, neon)},
-      {"neon", always, always, TXL_BY_VECTORS(neon)},
+      {"neon_bf16", has_neon_bf16, always, TXL_BF16_DOT_KERNELS(neon_bf16, neon)},
+      {"neon", always, always, TXL_FMA_KERNELS(neon)},
 #endif
-      {"baseline", always, always, TXL_BY_VECTORS(baseline)},
+      {"baseline", always, always, TXL_FMA_KERNELS(baseline)},
 #if defined(TXL_EMULATED)
-      {"emulated_bf16", always, never, TXL_BY_PAIRS(emulated_bf16, baseline)},
-      {"emulated_amx", always, never, TXL_BY_PAIRS(emulated_amx, baseline)},
+      {"emulated_bf16", always, never, TXL_BF16_DOT_KERNELS(emulated_bf16, baseline)},
+      {"emulated_amx", always, never, TXL_BF16_DOT_KERNELS(emulated_amx, baseline)},
 #endif
   };
   return all;
 }
 
 const Kernels& kernels() {
-  const Kernels* chosen = g_chosen.load(std::memory_order_acquire);
-  if (!chosen) {
+  const Kernels* found = g_kernels.load(std::memory_order_acquire);
+  if (!found) {
     const char* name = std::getenv("TXL_KERNELS_ISA");
-    chosen = find(name ? name : "");
-    g_chosen.store(chosen, std::memory_order_release);
+    found = find(name ? name : "");
+    g_kernels.store(found, std::memory_order_release);
   }
-  return *chosen;
+  return *found;
 }
 
-void force_isa(const std::string& name) { g_chosen.store(find(name), std::memory_order_release); }
+void force_isa(const std::string& name) { g_kernels.store(find(name), std::memory_order_release); }
 
 }  // namespace txl

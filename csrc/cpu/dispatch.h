@@ -1,4 +1,4 @@
-// The kernels of the instruction set in use: the best this processor has, or the one
+// The choice of an instruction set and its kernels: the fastest that this processor supports, or the one that
 // TXL_KERNELS_ISA names.
 #pragma once
 #include <string>
@@ -8,49 +8,49 @@
 
 namespace txl {
 
-// The kernels of one element type.
-struct Calls {
+// The entry points for one element type.
+struct EntryPoints {
   void (*forward)(const Problem&);
   void (*backward)(const Problem&, const Gradients&);
 };
 
-// Probes of the machine, for benchmarks to compare a kernel with; and the kernels' exp, for a test of its
-// accuracy.
+// Measurements of the machine's peak, with which benchmarks compare kernels, and the kernels' exp, whose accuracy a
+// test measures.
 struct Probes {
-  double (*fma)(int64_t iterations, int threads);                // keeps the float32 units busy; operations done
-  double (*pairs)(int64_t iterations, int threads);              // the same of those that bfloat16 is multiplied by
+  double (*fma)(int64_t iterations, int threads);                // float32 FMA at peak rate; returns operations done
+  double (*bf16_dot)(int64_t iterations, int threads);           // the same for products of bfloat16
   void (*read)(const float* data, int64_t floats, int threads);  // reads memory once
-  void (*exp)(const float* x, float* y, int64_t n);              // the kernels' own
+  void (*exp)(const float* x, float* y, int64_t n);              // y = exp(x)
 };
 
 struct Kernels {
   const char* isa;
   bool (*supported)();
-  bool (*chosen)();  // of its own accord, if supported
-  Calls f32, bf16;
+  bool (*preferred)();  // false: used only if TXL_KERNELS_ISA names it
+  EntryPoints f32, bf16;
   Probes probes;
 
-  const Calls& of(const Problem& p) const { return p.type == Type::bf16 ? bf16 : f32; }
+  const EntryPoints& entry_points(const Problem& p) const { return p.type == Type::bf16 ? bf16 : f32; }
 };
 
-// Best first. Only those compiled for this architecture.
+// The kernels compiled for this architecture, fastest instruction set first.
 const std::vector<Kernels>& all_kernels();
 
-// Throws std::runtime_error if TXL_KERNELS_ISA names one that is unknown or that this processor
-// lacks.
+// The kernels in use. Throws std::runtime_error if TXL_KERNELS_ISA names an instruction set that is unknown or that
+// this processor lacks.
 const Kernels& kernels();
 
-// Multiplications of bfloat16 by VDPBF16PS for one of float32's, measured at the first call; 0 where the processor
-// lacks it, or has AMX.
-double pairs_over_floats();
+// The throughput of VDPBF16PS relative to float32 FMA, measured at the first call; 0 if the processor lacks
+// AVX512_BF16, or has AMX.
+double bf16_dot_speedup();
 
-// Multiplications that the unit emulated_bf16 has done in this process; 0 in a build without it.
+// Multiplications that the microkernel of emulated_bf16 has done in this process; 0 in a build without it.
 int64_t emulated_multiplications();
 
-// An instruction set that the processor has and the system keeps from this process, and why; or an empty string.
-std::string refused();
+// Why the system does not let this process use AMX although the processor has it; empty otherwise.
+std::string why_not_amx();
 
-// Chooses anew: "" for the best one. For tests, which run every instruction set in one process.
+// Sets the instruction set from now on; "" for the fastest. Tests run every instruction set in one process.
 void force_isa(const std::string& name);
 
 }  // namespace txl

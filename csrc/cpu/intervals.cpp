@@ -9,9 +9,9 @@
 namespace txl {
 namespace {
 
-constexpr int64_t ROWS = 64;  // of an item
+constexpr int64_t ROWS_PER_ITEM = 64;
 
-// The first byte of [from, to) that is (or is not) zero; `to` if there is none.
+// Returns the first byte of [from, to) that is zero (or, if not `zero`, that is not); `to` if there is none.
 const uint8_t* find(const uint8_t* from, const uint8_t* to, bool zero) {
   if (zero) {
     const void* found = from < to ? std::memchr(from, 0, static_cast<size_t>(to - from)) : nullptr;
@@ -25,7 +25,7 @@ const uint8_t* find(const uint8_t* from, const uint8_t* to, bool zero) {
   return from;
 }
 
-// From the first visible key of a row to the last; whether no hidden one is between them.
+// Writes the interval from a row's first visible key to its last. Returns whether no key in it is hidden.
 bool one_interval(const uint8_t* row, int64_t S, bool visible, int32_t& start, int32_t& end) {
   const uint8_t *const to = row + S, *const first = find(row, to, !visible);
   const uint8_t* const hidden = find(first, to, visible);
@@ -40,12 +40,12 @@ bool one_interval(const uint8_t* row, int64_t S, bool visible, int32_t& start, i
 int64_t intervals(const Mask& mask, int32_t* start, int32_t* end, int threads) {
   const int64_t rows = mask.B * mask.L;
   std::atomic<int64_t> hole{rows};
-  parallel_for(threads, (rows + ROWS - 1) / ROWS, [&](int64_t item, int) {
-    for (int64_t n = item * ROWS; n < std::min((item + 1) * ROWS, rows); ++n) {
+  parallel_for(threads, (rows + ROWS_PER_ITEM - 1) / ROWS_PER_ITEM, [&](int64_t item, int) {
+    for (int64_t n = item * ROWS_PER_ITEM; n < std::min((item + 1) * ROWS_PER_ITEM, rows); ++n) {
       const uint8_t* row = mask.data + n / mask.L * mask.s0 + n % mask.L * mask.s1;
       if (one_interval(row, mask.S, mask.visible, start[n], end[n])) continue;
-      int64_t before = hole.load();
-      while (n < before && !hole.compare_exchange_weak(before, n)) {
+      int64_t first = hole.load();
+      while (n < first && !hole.compare_exchange_weak(first, n)) {
       }
     }
   });

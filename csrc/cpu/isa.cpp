@@ -1,7 +1,7 @@
-// Kernels and probes of one instruction set: the build compiles this file once for each. They are chosen at run time
-// (dispatch.h), so only what lies between TXL_BEGIN_TARGET and TXL_END_TARGET may use the instructions, and every
-// header from elsewhere stands before. Between them no template of the standard library is instantiated: the linker
-// could give that code to callers that run on an older processor.
+// The kernels and probes of one instruction set: the build compiles this file once for each. Kernels are chosen at run
+// time (dispatch.h), so only code between TXL_BEGIN_TARGET and TXL_END_TARGET may use the instructions, and headers of
+// other code are included before. Between the two no template of the standard library is instantiated: the linker could
+// give that instance to callers that run on an older processor.
 #include "generic/instruction_set.h"
 #include "cpu_problem.h"
 #include "runtime.h"
@@ -15,38 +15,38 @@ namespace txl::TXL_ISA {
 
 void forward(const Problem& p) {
   if (p.B * p.H * p.L == 0) return;
-#ifndef TXL_PAIRS
+#ifndef TXL_BF16_DOT
   if (p.type == Type::f32) return run_forward<float>(p);
 #endif
   run_forward<bf16>(p);
 }
 
 void backward(const Problem& p, const Gradients& g) {
-#ifndef TXL_PAIRS
+#ifndef TXL_BF16_DOT
   if (p.type == Type::f32) return run_backward<float>(p, g);
 #endif
   run_backward<bf16>(p, g);
 }
 
-// For benchmarks and tests: Probes of dispatch.h.
+// Probes of dispatch.h, for benchmarks and tests.
 
-#ifdef TXL_TILE_ROWS  // of an emulated unit
-int64_t multiplications() { return __atomic_load_n(&multiplied, __ATOMIC_RELAXED); }
+#ifdef TXL_TILE_ROWS  // an emulated microkernel
+int64_t multiplications() { return __atomic_load_n(&multiply_count, __ATOMIC_RELAXED); }
 #endif
 
-#ifdef TXL_PAIRS
-double pairs(int64_t iterations, int threads) {
+#ifdef TXL_BF16_DOT
+double bf16_dot(int64_t iterations, int threads) {
   parallel_for(threads, threads, [&](int64_t, int) {
-    [[maybe_unused]] const Unit unit;
-    busy(iterations);
+    [[maybe_unused]] const TileConfig tile_config;
+    peak_loop(iterations);
   });
-  return operations_of(iterations) * threads;
+  return peak_loop_operations(iterations) * threads;
 }
 
 #else
-// Multiplications and additions of independent registers on every thread.
+// FMA on independent registers, in every thread.
 double fma(int64_t iterations, int threads) {
-  constexpr int sums = 2 * MR;  // as a tile has: Arm's largest cores have 16 under way
+  constexpr int sums = 2 * MR;  // as the register tile has: Arm's largest cores have 16 FMA in flight
   volatile float factor = 0.999f, term = 1e-6f, sink = 0;
   parallel_for(threads, threads, [&](int64_t, int) {
     const vf x = splat(factor), y = splat(term);
@@ -59,19 +59,20 @@ double fma(int64_t iterations, int threads) {
     }
     vf sum = acc[0];
     for (int z = 1; z < sums; ++z) sum += acc[z];
-    const float total = sum_lanes(sum);
-    if (total == 1.25e-38f) sink = total;  // never: a store on every thread would be a race, none at all dead code
+    const float total = reduce_add(sum);
+    if (total == 1.25e-38f)
+      sink = total;  // never true: a store in every thread would race; without one the loop is dead code
   });
   return 2.0 * sums * LANES * static_cast<double>(iterations) * threads;
 }
 
 void read(const float* data, int64_t floats, int threads) {
-  constexpr int64_t piece = 1 << 15;
+  constexpr int64_t chunk = 1 << 15;
   volatile float sink = 0;
-  parallel_for(threads, div_up(floats, piece), [&](int64_t item, int) {
-    const int64_t last = min_of((item + 1) * piece, floats);
+  parallel_for(threads, div_up(floats, chunk), [&](int64_t item, int) {
+    const int64_t last = min_of((item + 1) * chunk, floats);
     vf acc[8] = {};
-    int64_t n = item * piece;
+    int64_t n = item * chunk;
     for (; n + 8 * LANES <= last; n += 8 * LANES) {
       TXL_UNROLL(8)
       for (int z = 0; z < 8; ++z) acc[z] += load(data + n + z * LANES);
@@ -79,7 +80,7 @@ void read(const float* data, int64_t floats, int threads) {
     vf sum = acc[0];
     for (int z = 1; z < 8; ++z) sum += acc[z];
     for (; n < last; ++n) sum[0] += data[n];
-    const float total = sum_lanes(sum);
+    const float total = reduce_add(sum);
     if (total == 1.25e-38f) sink = total;
   });
 }

@@ -1,22 +1,22 @@
-// Memory and threads for the kernels. Never inline: an inline function compiled for one instruction set could be
-// linked into another.
+// Memory and threads for the kernels. Nothing here is inline: the linker could give an inline function that was
+// compiled for one instruction set to all others.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 namespace txl {
 
-// Aligned float storage.
+// A block of floats, at a multiple of 64 bytes.
 class Buffer {
  public:
-  // Uninitialised. Throws std::bad_alloc.
+  // Leaves the memory uninitialised. Throws std::bad_alloc.
   explicit Buffer(int64_t floats);
   ~Buffer();
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
  private:
-  size_t bytes_;  // before data, which is allocated with it
+  size_t bytes_;  // declared before data, whose initialiser sets it
 
  public:
   float* const data;
@@ -24,17 +24,16 @@ class Buffer {
 
 using Body = void (*)(void* context, int64_t item, int thread);
 
-// Runs a loop on several threads: on torch's own OpenMP pool when Python found it, else on threads of our own,
-// which are kept; a loop that finds those taken by another runs on its caller alone.
-// Calls body(context, item, thread) once for each item in [0, items), thread in [0, threads). Items
-// are handed out in order; which thread takes which is not fixed, so a result must depend on its
-// item alone. The body must not throw.
+// Calls body(context, item, thread) once for each item in [0, items), with thread in [0, threads): on torch's own
+// OpenMP pool if set_openmp was given one, else on a pool of the module. While another loop runs on the module's pool,
+// a loop runs on its caller alone. Items are started in order, each on any thread, so a result must depend on its item
+// alone. The body must not throw.
 void parallel_for(int threads, int64_t items, Body body, void* context);
 
-// Address of GOMP_parallel in the OpenMP runtime that torch has loaded; 0 forgets it.
+// Sets the address of GOMP_parallel in the OpenMP runtime that torch has loaded; 0 for none.
 void set_openmp(uint64_t gomp_parallel);
 
-// "torch-openmp" or "threads": what the next parallel_for of this process will use.
+// The pool that the next parallel_for will use: "torch-openmp" or "threads".
 const char* threading();
 
 template <class F>

@@ -65,7 +65,7 @@ class DecodePlan {
   void forward(const py::tuple& call, const py::handle& out, const py::handle& lse, int64_t partial,
                int64_t stream) const {
     txl::Attention given = strided_;
-    txl::point_to(given, call, out, lse);
+    txl::set_pointers(given, call, out, lse);
     txl_cuda::DecodeProblem p = starts_aligned(given) ? strided_ : anywhere_;
     static_cast<txl::Attention&>(p) = given;
     p.seed = static_cast<const int64_t*>(txl::pointer_of(call[txl::SEED]));
@@ -115,7 +115,7 @@ class PrefillPlan {
   void forward(const py::tuple& call, const py::handle& out, const py::handle& lse, int64_t partial,
                int64_t stream) const {
     txl_cuda::Problem p = problem_;
-    txl::point_to(p, call, out, lse);
+    txl::set_pointers(p, call, out, lse);
     p.seed = static_cast<const int64_t*>(txl::pointer_of(call[txl::SEED]));
     p.partial = reinterpret_cast<float*>(partial);
     txl::without_gil([&] {
@@ -135,7 +135,7 @@ class PrefillPlan {
                 const py::handle& dlse, const py::tuple& gradients, const py::handle& dr, int64_t slots, int64_t tables,
                 int64_t workspace, int64_t stream) const {
     txl_cuda::Problem p = problem_;
-    txl::point_to(p, call, out, lse);
+    txl::set_pointers(p, call, out, lse);
     p.out = txl::view_of(out);
     p.seed = static_cast<const int64_t*>(txl::pointer_of(call[txl::SEED]));
     txl_cuda::Gradients x = gradients_of(gradients, slots);
@@ -174,7 +174,7 @@ PYBIND11_MODULE(TXL_MODULE, m) {
   m.attr("DR_MARGIN") = txl_cuda::DR_MARGIN;
   m.attr("FIELDS") = txl::field_names();
   m.attr("SOURCE_HASH") = TXL_SOURCE_HASH;
-  txl::define_facts(m);
+  txl::define_tensor_metadata(m);
   m.attr("compiler") = TXL_CUDA_COMPILER;
   m.attr("architectures") = TXL_CUDA_ARCHITECTURES;
   m.attr("clock_limit") = static_cast<int64_t>(TXL_CLOCK_LIMIT);

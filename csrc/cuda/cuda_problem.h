@@ -1,4 +1,4 @@
-// One call of the CUDA kernels; its tensors lie on the device.
+// A call of the CUDA kernels. Its tensors are on the device.
 #pragma once
 #include "../attention.h"
 
@@ -10,7 +10,7 @@ using txl::View;
 
 struct Problem : txl::Attention {
   const int64_t* seed = nullptr;  // one element; read only with dropout
-  int64_t parts = 0;              // in which the keys of a block are split
+  int64_t parts = 0;              // number of parts into which the keys of a block are split
   float* partial = nullptr;       // B * H * L * parts * (D + 2) floats, see merge.cuh; unused if parts == 1
 };
 

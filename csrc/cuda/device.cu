@@ -1,4 +1,4 @@
-// The device that launches go to.
+// The device of launches.
 #include "launch.cuh"
 
 namespace txl_cuda {

@@ -1,5 +1,4 @@
-// Elements of tensors: float, and the 16-bit types as bits, converted to and from float; 16 bytes
-// of them at a time.
+// Elements of tensors: float, and the 16-bit types as bits, with conversions to and from float, and loads of 16 bytes.
 #pragma once
 #include "cuda_problem.h"
 #include "simt.h"
@@ -21,7 +20,7 @@ TXL_DEVICE void put(float* to, float x) { *to = x; }
 TXL_DEVICE void put(F16* to, float x) { to->bits = float_to_half(x); }
 TXL_DEVICE void put(Bf16* to, float x) {
   uint32_t bits = float_to_bits(x);
-  if (x == x) bits += 0x7FFFu + ((bits >> 16) & 1);  // to nearest, ties to even
+  if (x == x) bits += 0x7FFFu + ((bits >> 16) & 1);  // rounds to nearest even
   to->bits = static_cast<uint16_t>(bits >> 16 | (x == x ? 0 : 0x40));
 }
 
@@ -41,19 +40,19 @@ TXL_DEVICE float element<F16>(const Chunk& c, int n) {
   return half_to_float(static_cast<uint16_t>(c.word[n / 2] >> (n % 2 * 16)));
 }
 
-// The row of a tensor, or where it would lie.
+// The address of a row of a tensor, which need not exist.
 template <class T>
 TXL_DEVICE const T* row_of(const View& x, int64_t n0, int64_t n1, int64_t n2) {
   return static_cast<const T*>(x.data) + n0 * x.s0 + n1 * x.s1 + n2 * x.s2;
 }
 
 // Four floats of global or shared memory, at a multiple of 16 bytes.
-struct alignas(16) Four {
+struct alignas(16) Float4 {
   float x[4];
 };
-TXL_DEVICE Four load_four(const float* from) { return *reinterpret_cast<const Four*>(from); }
+TXL_DEVICE Float4 load_float4(const float* from) { return *reinterpret_cast<const Float4*>(from); }
 
-// 16 bytes of a row; not ALIGNED: that begin anywhere an element may.
+// Loads 16 bytes of a row; unless ALIGNED, from the address of any element.
 template <bool ALIGNED, class T>
 TXL_DEVICE Chunk load_chunk(const T* from) {
   if constexpr (ALIGNED) {

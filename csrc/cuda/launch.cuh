@@ -1,4 +1,4 @@
-// CUDA runtime calls around a launch. Where the kernels are emulated they do nothing.
+// CUDA runtime calls around a launch; empty in the tests' emulation.
 #pragma once
 #include <stdexcept>
 #include <string>
@@ -14,7 +14,7 @@ inline void check(cudaError_t error) {
 }
 inline void check_launch() { check(cudaGetLastError()); }
 
-// CUDA loads a kernel when it is first asked about.
+// Loads a kernel: CUDA does so when its attributes are first queried.
 template <class Kernel>
 void load_kernel(Kernel kernel) {
   cudaFuncAttributes attributes;

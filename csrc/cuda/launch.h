@@ -1,4 +1,4 @@
-// Starts the kernels. Compiled by nvcc for GPUs, and by the tests as host C++ for their emulation.
+// Launches of the kernels, compiled by nvcc for GPUs, and by the tests as host C++ for their emulation.
 #pragma once
 #include <cstdint>
 
@@ -7,19 +7,19 @@
 namespace txl_cuda {
 
 constexpr int MAX_DECODE_QUERIES = 16, MAX_WIDTH = 256;
-constexpr int64_t MAX_GRID = 65535;  // of the later axes of a grid
+constexpr int64_t MAX_GRID = 65535;  // maximum of a grid's y and z
 
-// Decode, up to 16 queries. Splits the keys that some query may see, by sizes, p.aligned and the number of
-// multiprocessors alone: sets p.first_key, p.parts and p.part_keys. Returns the floats that p.partial must hold. Throws
-// std::invalid_argument if the sizes are beyond what the kernels take.
+// Decode, of up to 16 queries. Splits the keys that some query may see into parts: sets p.first_key, p.parts and
+// p.part_keys, which depend on sizes, p.aligned and the number of multiprocessors alone. Returns the number of floats
+// that p.partial must hold. Throws std::invalid_argument for sizes that the kernels do not support.
 int64_t split_decode(DecodeProblem& p, int multiprocessors);
 
-// Enqueues the call on a stream of the current device; the keys are split and p.partial is set.
-// Throws std::runtime_error with CUDA's reason.
+// Enqueues a call, which split_decode has prepared and whose p.partial is set, on a stream of the current device.
+// Throws std::runtime_error with CUDA's message.
 void forward_decode(const DecodeProblem& p, void* stream);
 
-// Loads the kernels of such a call onto the current device, which would otherwise happen at the
-// first call, not to be captured in a graph. Throws std::runtime_error with CUDA's reason.
+// Loads the kernels of a call onto the current device. The first call would do so, but loading cannot be captured in a
+// graph. Throws std::runtime_error with CUDA's message.
 void load_decode(const DecodeProblem& p);
 
 void forward_decode_f32(const DecodeProblem& p, void* stream);
@@ -29,34 +29,35 @@ void load_decode_f32(const DecodeProblem& p);
 void load_decode_bf16(const DecodeProblem& p);
 void load_decode_f16(const DecodeProblem& p);
 
-// Prefill, the same for calls of any L on Hopper, in 16-bit types, D up to 128, rows at multiples of 16 bytes;
-// hopper/.
+// Prefill (hopper/): the same functions for calls of any L on Hopper, in 16-bit types, with D up to 128 and rows at
+// multiples of 16 bytes.
 int64_t split_prefill(Problem& p, int multiprocessors);
 void forward_prefill(const Problem& p, void* stream);
-void load_prefill(const Problem& p);  // backward, too
+void load_prefill(const Problem& p);  // loads backward, too
 
 // Rows of a table of dr before its row 0. A block of distances begins up to 127 rows before it, and TMA reductions,
 // unlike loads, take no negative rows (an illegal instruction on an H200).
 constexpr int64_t DR_MARGIN = 128;
 
-// Where a backward call's other tensors lie. Gradients without data are not written.
+// The other tensors of a backward call. Gradients without data are not written.
 struct Gradients {
   txl::View dout, dq, dk, dv, dk_mem, dv_mem;
   const float* dlse = nullptr;    // [B, H, L] contiguous, or null
-  txl::View dr_out, du, dw;       // of r, and of what is added to queries for content and for position
+  txl::View dr_out, du, dw;       // gradients of r, content bias and position bias
   float* dr = nullptr;            // zeros: [tables, H, DR_MARGIN + T, D]; or null, as dr_out is then
-  float* workspace = nullptr;     // of workspace_of(..) floats; at a multiple of 16 bytes
-  int64_t slots = 0, tables = 1;  // for the same bits at every run: slots * 2 tables; slots 0 for any order
-  int64_t parts = 1;              // of the keys of a block of queries, see split_backward
+  float* workspace = nullptr;     // workspace_of(..) floats, at a multiple of 16 bytes
+  int64_t slots = 0, tables = 1;  // deterministic: slots * 2 tables; slots 0: sums in any order
+  int64_t parts = 1;              // the keys of a block of queries are split into, see split_backward
 };
 
-// How many parts that is, by sizes and the number of multiprocessors alone.
+// The number of parts into which backward splits the keys, which depends on sizes and the number of multiprocessors
+// alone.
 int64_t split_backward(const Problem& p, int multiprocessors);
 
-// Floats of a backward call's workspace; of the gradients only whether they have data matters.
+// The number of floats of a backward call's workspace. It reads only which gradients have data.
 int64_t workspace_of(const Problem& p, const Gradients& gradients);
 
-// Enqueues it: p as for forward_prefill, with out and lse of forward.
+// Enqueues a backward call. p is that of forward_prefill, with forward's out and lse.
 void backward(const Problem& p, const Gradients& gradients, void* stream);
 void backward_bf16(const Problem& p, const Gradients& gradients, void* stream);
 void backward_f16(const Problem& p, const Gradients& gradients, void* stream);
@@ -68,9 +69,8 @@ void load_prefill_f16(const Problem& p);
 void load_backward_bf16(const Problem& p);
 void load_backward_f16(const Problem& p);
 
-// Makes a device current for the module's runtime, which may be another than torch's and then knows
-// nothing of its choice; -1: leaves it. Ends with the one before where that was another: setting a device
-// creates its context.
+// Makes a device current for the module's CUDA runtime, which need not be torch's; -1 leaves the current one. The
+// destructor restores the previous device if it was another: setting a device creates its context.
 class OnDevice {
  public:
   explicit OnDevice(int device);

@@ -1,12 +1,12 @@
-// Merges the parts of one query, block (b, h, i): the same order at every run.
+// Merges the parts of one query, block (b, h, i), always in the same order.
 #pragma once
 #include "element.cuh"
 #include "visible.cuh"
 
 namespace txl_cuda {
 
-// x = (b * H + h) * L + i. A part's weighted sum of values is partial[x, part, :]; behind all of
-// these lie its largest score and its sum of weights.
+// The maximum of scores and the sum of weights of a part of query x = (b * H + h) * L + i. They are stored after the
+// weighted sums of values, partial[x, part, :].
 TXL_DEVICE float* part_sums(const Problem& p, int64_t x, int64_t part) {
   return p.partial + p.B * p.H * p.L * p.parts * p.D + (x * p.parts + part) * 2;
 }
@@ -18,24 +18,24 @@ TXL_KERNEL void merge_kernel(const Problem p) {
   const int64_t x = (b * p.H + h) * p.L + i;
   const int D = static_cast<int>(p.D), parts = static_cast<int>(p.parts), own = thread() % WARP;
   const float* const sums = part_sums(p, x, 0);
-  float top = -INFINITY, sum = 0;  // every warp finds the same
+  float max = -INFINITY, sum = 0;  // the same in every warp
   for (int part = own; part < parts; part += WARP)
-    if (sums[2 * part + 1] != 0) top = fmaxf(top, sums[2 * part]);
-  for (int step = WARP / 2; step; step /= 2) top = fmaxf(top, shuffle_xor(top, step));
+    if (sums[2 * part + 1] != 0) max = fmaxf(max, sums[2 * part]);
+  for (int step = WARP / 2; step; step /= 2) max = fmaxf(max, shuffle_xor(max, step));
   for (int part = own; part < parts; part += WARP)
-    if (sums[2 * part + 1] != 0) sum += sums[2 * part + 1] * exp2f(sums[2 * part] - top);
+    if (sums[2 * part + 1] != 0) sum += sums[2 * part + 1] * exp2f(sums[2 * part] - max);
   // plant: merge-sum
   for (int step = WARP / 2; step; step /= 2) sum += shuffle_xor(sum, step);
 
-  // A group of D / 4 lanes takes every so many-th part, four elements a lane.
+  // Group g of D / 4 threads sums parts g, g + groups, .., each thread four elements.
   const int lanes = D / 4, groups = THREADS / lanes, group = thread() / lanes, d = thread() % lanes * 4;
   const float* const values = p.partial + x * parts * D + d;
-  Four total = {};
+  Float4 total = {};
   if (group < groups) {
     TXL_UNROLL_BY_4
     for (int part = group; part < parts; part += groups) {
-      const Four value = load_four(values + static_cast<int64_t>(part) * D);
-      const float weight = sums[2 * part + 1] != 0 ? exp2f(sums[2 * part] - top) : 0.f;
+      const Float4 value = load_float4(values + static_cast<int64_t>(part) * D);
+      const float weight = sums[2 * part + 1] != 0 ? exp2f(sums[2 * part] - max) : 0.f;
       for (int e = 0; e < 4; ++e) total.x[e] += weight * value.x[e];
     }
     for (int e = 0; e < 4; ++e) shared[group * D + d + e] = total.x[e];
@@ -45,9 +45,9 @@ TXL_KERNEL void merge_kernel(const Problem p) {
   for (int n = thread(); n < D; n += THREADS) {
     float all = 0;
     for (int g = 0; g < groups; ++g) all += shared[g * D + n];
-    put(out + n, sum == 0 ? empty_result(p, b, i) : all / sum);
+    put(out + n, sum == 0 ? empty_output(p, b, i) : all / sum);
   }
-  if (thread() == 0 && p.lse) p.lse[x] = log_sum(p, b, i, top, sum);
+  if (thread() == 0 && p.lse) p.lse[x] = log_sum_exp(p, b, i, max, sum);
 }
 
 }  // namespace txl_cuda

@@ -1,11 +1,11 @@
-// All that the kernels use of CUDA, so that the same source also compiles as host C++ against the
-// tests' emulation of it.
+// The features of CUDA that the kernels use. The tests compile the same source as host C++ against an emulation of
+// them.
 #pragma once
 #include <cstdint>
 
 namespace txl_cuda {
 
-constexpr int THREADS = 128, WARP = 32, WARPS = THREADS / WARP;  // of a block, except where a kernel says its own
+constexpr int THREADS = 128, WARP = 32, WARPS = THREADS / WARP;  // of a block, unless a kernel has its own
 
 }  // namespace txl_cuda
 
@@ -19,12 +19,11 @@ constexpr int THREADS = 128, WARP = 32, WARPS = THREADS / WARP;  // of a block, 
 #define TXL_UNROLL _Pragma("unroll")
 #define TXL_UNROLL_BY_4 _Pragma("unroll 4")
 #define TXL_ROLLED _Pragma("unroll 1")
-// Two blocks a multiprocessor at least: left to itself ptxas spills a few bytes to fit one block
-// more.
+// At least two blocks for each multiprocessor: by default ptxas would spill a few bytes to fit one block more.
 #define TXL_KERNEL __global__ __launch_bounds__(txl_cuda::THREADS, 2)
-// float* of the dynamic shared memory.
+// The dynamic shared memory as a float*.
 #define TXL_SHARED(name) extern __shared__ __align__(16) float name[]
-// char* of it, at a multiple of 1024 bytes: tiles lie there.
+// The same as a char*, at a multiple of 1024 bytes, for tiles.
 #define TXL_SHARED_TILES(name) extern __shared__ __align__(1024) char name[]
 #define TXL_LAUNCH(kernel, grid, threads, shared, stream, ...) \
   kernel<<<grid, threads, shared, static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__)
@@ -48,7 +47,7 @@ struct alignas(16) Chunk {
   uint32_t word[4];
 };
 
-// Through the read-only path, where neighbours in the same cache line are worth keeping.
+// Loads through the read-only cache, which keeps the line for its other 16-byte pieces.
 TXL_DEVICE Chunk load_16_bytes(const void* from) {
   const uint4 x = __ldg(static_cast<const uint4*>(from));
   return {{x.x, x.y, x.z, x.w}};

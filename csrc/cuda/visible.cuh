@@ -8,12 +8,11 @@ namespace txl_cuda {
 TXL_DEVICE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 TXL_DEVICE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// Keys [low, high) that a query sees; low == high: none. bad: its bounds are out of range, or a key
-// it sees has no row in r; then its result is NaN, since no value is read back to the host to
-// raise an error.
+// The keys [low, high) that a query sees; low == high: none. invalid: its bounds are out of range, or a key that it
+// sees has no row in r. Its output is NaN then, since raising an error would take a synchronization with the host.
 struct Seen {
   int64_t low, high;
-  bool bad;
+  bool invalid;
 };
 
 TXL_DEVICE Seen visible(const Problem& p, int64_t b, int64_t i) {
@@ -21,34 +20,33 @@ TXL_DEVICE Seen visible(const Problem& p, int64_t b, int64_t i) {
   Seen seen = {max_of(0, at - p.left), min_of(at + p.right + 1, S), false};
   if (p.start.data) {
     const int64_t bound = p.start.data[b * p.start.s0 + i * p.start.s1];
-    seen.bad |= bound < 0 || bound > S;
+    seen.invalid |= bound < 0 || bound > S;
     seen.low = max_of(seen.low, bound);
   }
   if (p.end.data) {
     const int64_t bound = p.end.data[b * p.end.s0 + i * p.end.s1];
-    seen.bad |= bound < 0 || bound > S;
+    seen.invalid |= bound < 0 || bound > S;
     seen.high = min_of(seen.high, bound);
   }
-  if (seen.low < seen.high) seen.bad |= p.zero_row + at - seen.low >= p.T || p.zero_row + at - (seen.high - 1) < 0;
-  return seen.bad || seen.low >= seen.high ? Seen{0, 0, seen.bad} : seen;
+  if (seen.low < seen.high) seen.invalid |= p.zero_row + at - seen.low >= p.T || p.zero_row + at - (seen.high - 1) < 0;
+  return seen.invalid || seen.low >= seen.high ? Seen{0, 0, seen.invalid} : seen;
 }
 
-// The result of a query whose weights sum to 0: 0 if it sees no key, NaN if its bounds are bad or
-// all scores are -inf.
-TXL_DEVICE float empty_result(const Problem& p, int64_t b, int64_t i) {
+// The output of a query whose weights sum to 0: 0 if it sees no key, NaN if its bounds are invalid or all scores are
+// -inf.
+TXL_DEVICE float empty_output(const Problem& p, int64_t b, int64_t i) {
   const Seen seen = visible(p, b, i);
-  return seen.bad || seen.low < seen.high ? NAN : 0.f;
+  return seen.invalid || seen.low < seen.high ? NAN : 0.f;
 }
 
-// lse of a query from its largest score, times log2 e, and its sum of weights relative to that.
-TXL_DEVICE float log_sum(const Problem& p, int64_t b, int64_t i, float top, float sum) {
+// The lse of a query from its maximum score, times log2 e, and its sum of weights relative to that.
+TXL_DEVICE float log_sum_exp(const Problem& p, int64_t b, int64_t i, float max, float sum) {
   constexpr float LN_2 = 0.6931471805599453f;
-  if (sum != 0) return (top + log2f(sum)) * LN_2;
-  return visible(p, b, i).bad ? NAN : -INFINITY;
+  if (sum != 0) return (max + log2f(sum)) * LN_2;
+  return visible(p, b, i).invalid ? NAN : -INFINITY;
 }
 
-// weight of a score relative to the largest: a score of -inf weighs nothing, even where there is no
-// other; NaN stays NaN.
-TXL_DEVICE float weight_of(float score, float top) { return score == -INFINITY ? 0.f : exp2f(score - top); }
+// The weight 2^(score - max), 0 for a score of -inf, even if max is -inf; NaN stays NaN.
+TXL_DEVICE float exp2_weight(float score, float max) { return score == -INFINITY ? 0.f : exp2f(score - max); }
 
 }  // namespace txl_cuda

@@ -13,7 +13,9 @@ namespace txl {
 namespace {
 
 std::array<View*, INPUTS> inputs_of(Attention& a) {
-  return {&a.q, &a.k, &a.v, &a.r, &a.u, &a.w, &a.k_mem, &a.v_mem, &a.r_bias, &a.q_pos, &a.sink};
+#define TXL_ADDRESS(enumerator, name, member) &a.member,
+  return {TXL_INPUTS(TXL_ADDRESS)};
+#undef TXL_ADDRESS
 }
 
 Bounds bounds_of(const py::handle& tensor) {
@@ -41,26 +43,26 @@ class Key {
 };
 
 // Reads an ordinary tensor: of no subclass, dense, its memory holding its values. False for others.
-bool read_tensor(const py::handle& x, const py::tuple& types, Facts& facts) {
+bool read_tensor(const py::handle& x, const py::tuple& types, TensorMetadata& metadata) {
   static PyObject* const is_neg = PyUnicode_InternFromString("is_neg");
   bool ordinary = false;
   for (const py::handle type : types)
     ordinary = ordinary || reinterpret_cast<PyObject*>(Py_TYPE(x.ptr())) == type.ptr();
-  if (!ordinary || !tell(x, facts) || !call_method(x, is_neg).is(py::bool_(false))) return false;
+  if (!ordinary || !read_metadata(x, metadata) || !call_method(x, is_neg).is(py::bool_(false))) return false;
   int64_t count = 1;
-  for (int64_t i = 0; i < facts.axes; ++i) count *= facts.sizes[i];
+  for (int64_t i = 0; i < metadata.axes; ++i) count *= metadata.sizes[i];
   // Torch's zeros without memory lie at null plus their offset.
-  return !count || reinterpret_cast<uintptr_t>(facts.data) > static_cast<uint64_t>(facts.storage_bytes);
+  return !count || reinterpret_cast<uintptr_t>(metadata.data) > static_cast<uint64_t>(metadata.storage_bytes);
 }
 
 // with_rows: false to leave out the number of rows, the last axis but one.
-void add_tensor(Key& key, const Facts& facts, bool with_rows = true) {
-  key.add(facts.axes);
-  for (int64_t i = 0; i < facts.axes; ++i)
-    if (with_rows || i != facts.axes - 2) key.add(facts.sizes[i]);
-  key.add(facts.strides, facts.axes);
-  key.add(int64_t{facts.dtype});
-  key.add(int64_t{facts.device_type} << 32 | static_cast<uint32_t>(facts.device_index));
+void add_tensor(Key& key, const TensorMetadata& metadata, bool with_rows = true) {
+  key.add(metadata.axes);
+  for (int64_t i = 0; i < metadata.axes; ++i)
+    if (with_rows || i != metadata.axes - 2) key.add(metadata.sizes[i]);
+  key.add(metadata.strides, metadata.axes);
+  key.add(int64_t{metadata.dtype});
+  key.add(int64_t{metadata.device_type} << 32 | static_cast<uint32_t>(metadata.device_index));
 }
 
 // False if x is not exactly what it should be: True, 1 and 1.0 are equal, but not equally valid.
@@ -92,14 +94,14 @@ bool read_integer(const py::handle& x, int64_t absent, int64_t& value) {
   return !overflow;
 }
 
-// Whether the call is valid, and which kernels run it, is the same for all lengths M of its memory but for two facts,
-// which are added to the key. False if that is not known, so that M must be part of the key: the memory is not as
-// checks want it, or so long that limits of backends are near.
-bool add_memory(Key& key, const py::tuple& call, const Facts* tensors) {
+// Whether the call is valid, and which kernels run it, is the same for all lengths M of its memory but for two
+// metadata, which are added to the key. False if that is not known, so that M must be part of the key: the memory is
+// not as checks want it, or so long that limits of backends are near.
+bool add_memory(Key& key, const py::tuple& call, const TensorMetadata* tensors) {
   constexpr int64_t MOST_KEYS = 1 << 22;  // no limit of a backend is below
-  const Facts &q = tensors[Q], &k = tensors[K_MEM], &v = tensors[V_MEM];
+  const TensorMetadata &q = tensors[Q], &k = tensors[K_MEM], &v = tensors[V_MEM];
   const bool has_table = !call[R].is_none() || !call[R_BIAS].is_none();
-  const Facts& table = tensors[call[R].is_none() ? R_BIAS : R];
+  const TensorMetadata& table = tensors[call[R].is_none() ? R_BIAS : R];
   if (call[K_MEM].is_none() || call[V_MEM].is_none() || q.axes != 4 || k.axes != 4 || v.axes != 4) return false;
   if (!has_table || table.axes < 2 || k.sizes[2] != v.sizes[2]) return false;
   int64_t left = 0, zero_row = 0;
@@ -117,7 +119,7 @@ py::object signature(const py::tuple& call, const py::tuple& types, const py::tu
   static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad");
   if (call.size() != FIELDS) throw py::value_error("signature: not the fields of a Call");
   Key key;
-  Facts tensors[SEED];
+  TensorMetadata tensors[SEED];
   bool gradients = false, aligned = true;
   for (size_t i = 0; i < SEED; ++i) {
     const py::handle x = call[i];
@@ -140,11 +142,11 @@ py::object signature(const py::tuple& call, const py::tuple& types, const py::tu
     }
   }
   for (const py::handle x : others) {
-    Facts facts;
+    TensorMetadata metadata;
     if (x.is_none()) {
       add_setting(key, x);
-    } else if (read_tensor(x, types, facts)) {
-      add_tensor(key, facts);
+    } else if (read_tensor(x, types, metadata)) {
+      add_tensor(key, metadata);
     } else {
       return py::none();
     }
@@ -155,9 +157,12 @@ py::object signature(const py::tuple& call, const py::tuple& types, const py::tu
 }  // namespace
 
 py::tuple field_names() {
-  return py::make_tuple("q", "k", "v", "r", "content_bias", "position_bias", "k_mem", "v_mem", "r_bias", "q_pos",
-                        "sink", "start", "end", "seed", "left", "right", "zero_row", "scale", "dropout_p", "softcap",
-                        "position_scale", "zero_outside");
+#define TXL_NAME(enumerator, name, ...) names.append(#name);
+  py::list names;
+  TXL_INPUTS(TXL_NAME)
+  TXL_OTHER_FIELDS(TXL_NAME)
+#undef TXL_NAME
+      return py::tuple(names);
 }
 
 Attention attention_of(const py::tuple& call, const py::handle& out, Type type, uint32_t drop_below) {
@@ -179,8 +184,6 @@ Attention attention_of(const py::tuple& call, const py::handle& out, Type type, 
   const auto inputs = inputs_of(a);
   for (size_t i = 0; i < INPUTS; ++i)
     if (!call[i].is_none()) *inputs[i] = strides_of(call[i]);
-  if (!call[R_BIAS].is_none()) a.r_bias.s1 = stride(call[R_BIAS], 1);  // its last axis may be strided
-  if (!call[SINK].is_none()) a.sink.s2 = stride(call[SINK], 2);        // so may this one
   a.start = bounds_of(call[START]), a.end = bounds_of(call[END]);
   a.out = strides_of(out);
   return a;
@@ -191,7 +194,7 @@ void set_memory(Attention& a, const py::tuple& call) {
   a.left = std::min(a.left, a.M + a.L), a.right = std::min(a.right, a.M + a.L);
 }
 
-void point_to(Attention& a, const py::tuple& call, const py::handle& out, const py::handle& lse) {
+void set_pointers(Attention& a, const py::tuple& call, const py::handle& out, const py::handle& lse) {
   const auto inputs = inputs_of(a);
   for (size_t i = 0; i < INPUTS; ++i) inputs[i]->data = pointer_of(call[i]);
   a.start.data = static_cast<const int32_t*>(pointer_of(call[START]));

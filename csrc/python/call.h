@@ -8,20 +8,9 @@
 
 namespace txl {
 
-// clang-format off
-enum Field : size_t {
-  // inputs, which have gradients
-  Q, K, V, R, CONTENT_BIAS, POSITION_BIAS, K_MEM, V_MEM, R_BIAS, Q_POS, SINK,
-  // bounds
-  START, END,
-  // another at every call
-  SEED,
-  // settings
-  LEFT, RIGHT, ZERO_ROW, SCALE, DROPOUT_P, SOFTCAP, POSITION_SCALE, ZERO_OUTSIDE,
-  // how many
-  FIELDS
-};
-// clang-format on
+#define TXL_ENUMERATOR(enumerator, ...) enumerator,
+enum Field : size_t { TXL_INPUTS(TXL_ENUMERATOR) TXL_OTHER_FIELDS(TXL_ENUMERATOR) FIELDS };
+#undef TXL_ENUMERATOR
 constexpr size_t INPUTS = START;
 
 // The names, for Python to compare with its own.
@@ -35,8 +24,8 @@ Attention attention_of(const pybind11::tuple& call, const pybind11::handle& out,
 // (INT64_MAX for None), to the number of keys.
 void set_memory(Attention& a, const pybind11::tuple& call);
 
-// Sets where the tensors lie; lse may be None.
-void point_to(Attention& a, const pybind11::tuple& call, const pybind11::handle& out, const pybind11::handle& lse);
+// Sets the pointers of the tensors; lse may be None.
+void set_pointers(Attention& a, const pybind11::tuple& call, const pybind11::handle& out, const pybind11::handle& lse);
 
 // m.signature(call, ordinary types, other tensors, state) -> bytes or None: everything that decides whether a call is
 // valid and what runs it; see txl_kernels.prepare. state: 1 if gradients are enabled, and further bits of the caller.

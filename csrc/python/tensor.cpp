@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -15,8 +16,8 @@ namespace py = pybind11;
 namespace txl {
 namespace {
 
-// torch/csrc/inductor/aoti_torch/c/shim.h. A tensor is given as an at::Tensor*, and an at::Tensor is
-// one pointer, which Python has as `_cdata`. They return 0 where they succeed.
+// The functions of torch/csrc/inductor/aoti_torch/c/shim.h. They take an at::Tensor*, and an at::Tensor is one pointer,
+// which Python has as `_cdata`. They return 0 on success.
 template <class T>
 using Function = int32_t (*)(void* const* tensor, T* result);
 
@@ -37,7 +38,7 @@ Functions g_functions;
 bool g_complete = false;
 
 void set_torch_functions(const std::vector<uint64_t>& addresses) {
-  if (addresses.size() != kFunctions) throw py::value_error("not an address for each of TORCH_FUNCTIONS");
+  if (addresses.size() != kFunctions) throw py::value_error("an address is needed for each of TORCH_FUNCTIONS");
   size_t next = 0;
   g_complete = true;
   const auto set = [&](auto& function) {
@@ -57,7 +58,7 @@ void* handle_of(const py::handle& tensor) {
 }
 
 template <class T>
-T ask(Function<T> function, void* tensor) {
+T call(Function<T> function, void* tensor) {
   T result{};
   if (function(&tensor, &result)) throw std::runtime_error("this tensor has no strides or no memory of its own");
   return result;
@@ -75,16 +76,16 @@ py::tuple strides_in_python(const py::handle& tensor) {
 
 View strides_of(void* tensor) {
   View view;
-  int64_t* const places[] = {&view.s0, &view.s1, &view.s2};
-  const auto axes = ask(g_functions.axes, tensor);
-  const int64_t* const strides = ask(g_functions.strides, tensor);
-  for (int64_t axis = 0; axis + 1 < axes; ++axis) *places[axis] = strides[axis];
+  int64_t* const targets[] = {&view.s0, &view.s1, &view.s2};
+  const auto axes = call(g_functions.axes, tensor);
+  const int64_t* const strides = call(g_functions.strides, tensor);
+  for (int64_t axis = 0; axis < std::min<int64_t>(axes, 3); ++axis) *targets[axis] = strides[axis];
   return view;
 }
 
-py::object facts(const py::handle& tensor) {
-  Facts x;
-  if (!tell(tensor, x)) return py::none();
+py::object tensor_metadata(const py::handle& tensor) {
+  TensorMetadata x;
+  if (!read_metadata(tensor, x)) return py::none();
   const auto tuple = [&](const int64_t* values) { return py::tuple(py::cast(std::vector(values, values + x.axes))); };
   return py::make_tuple(tuple(x.sizes), tuple(x.strides), reinterpret_cast<uint64_t>(x.data));
 }
@@ -92,28 +93,29 @@ py::object facts(const py::handle& tensor) {
 }  // namespace
 
 int64_t size(const py::handle& tensor, size_t axis) {
-  if (g_complete) return ask(g_functions.sizes, handle_of(tensor))[axis];
+  if (g_complete) return call(g_functions.sizes, handle_of(tensor))[axis];
   return shape_in_python(tensor)[axis].cast<int64_t>();
 }
 
 int64_t stride(const py::handle& tensor, size_t axis) {
-  if (g_complete) return ask(g_functions.strides, handle_of(tensor))[axis];
+  if (g_complete) return call(g_functions.strides, handle_of(tensor))[axis];
   return strides_in_python(tensor)[axis].cast<int64_t>();
 }
 
 View strides_of(const py::handle& tensor) {
   if (g_complete) return strides_of(handle_of(tensor));
   View view;
-  int64_t* const places[] = {&view.s0, &view.s1, &view.s2};
+  int64_t* const targets[] = {&view.s0, &view.s1, &view.s2};
   const py::tuple strides = strides_in_python(tensor);
-  for (size_t axis = 0; axis + 1 < strides.size(); ++axis) *places[axis] = strides[axis].cast<int64_t>();
+  for (size_t axis = 0; axis < std::min<size_t>(strides.size(), 3); ++axis)
+    *targets[axis] = strides[axis].cast<int64_t>();
   return view;
 }
 
 void* pointer_of(const py::handle& tensor) {
   static PyObject* const name = PyUnicode_InternFromString("data_ptr");
   if (tensor.is_none()) return nullptr;
-  if (g_complete) return ask(g_functions.data, handle_of(tensor));
+  if (g_complete) return call(g_functions.data, handle_of(tensor));
   return reinterpret_cast<void*>(call_method(tensor, name).cast<int64_t>());
 }
 
@@ -122,7 +124,7 @@ View view_of(const py::handle& tensor) {
   if (g_complete) {
     void* const x = handle_of(tensor);
     view = strides_of(x);
-    view.data = ask(g_functions.data, x);
+    view.data = call(g_functions.data, x);
   } else {
     view = strides_of(tensor);
     view.data = pointer_of(tensor);
@@ -130,24 +132,24 @@ View view_of(const py::handle& tensor) {
   return view;
 }
 
-bool tell(const py::handle& tensor, Facts& facts) {
+bool read_metadata(const py::handle& tensor, TensorMetadata& m) {
   if (!g_complete) return false;
   void* const x = handle_of(tensor);
-  const auto has = [x](auto function, auto& result) { return function(&x, &result) == 0; };
+  const auto read = [x](auto function, auto& result) { return function(&x, &result) == 0; };
   const Functions& f = g_functions;
   int64_t *sizes = nullptr, *strides = nullptr;
-  const bool told = has(f.axes, facts.axes) && has(f.sizes, sizes) && has(f.strides, strides) &&
-                    has(f.dtype, facts.dtype) && has(f.device_type, facts.device_type) &&
-                    has(f.device_index, facts.device_index) && has(f.storage_bytes, facts.storage_bytes) &&
-                    has(f.data, facts.data);
-  facts.sizes = sizes, facts.strides = strides;
-  return told;
+  const bool succeeded = read(f.axes, m.axes) && read(f.sizes, sizes) && read(f.strides, strides) &&
+                         read(f.dtype, m.dtype) && read(f.device_type, m.device_type) &&
+                         read(f.device_index, m.device_index) && read(f.storage_bytes, m.storage_bytes) &&
+                         read(f.data, m.data);
+  m.sizes = sizes, m.strides = strides;
+  return succeeded;
 }
 
-void define_facts(py::module_& m) {
+void define_tensor_metadata(py::module_& m) {
   m.attr("TORCH_FUNCTIONS") = py::tuple(py::cast(std::vector<std::string>(kNames, kNames + kFunctions)));
   m.def("set_torch_functions", &set_torch_functions);
-  m.def("facts", &facts);
+  m.def("tensor_metadata", &tensor_metadata);
 }
 
 }  // namespace txl

@@ -95,7 +95,7 @@ def connect(module: Any) -> None:
     """
     module.set_torch_functions([address_of(name) for name in module.TORCH_FUNCTIONS])
     x = torch.frombuffer(bytearray(24), dtype=torch.float32)
-    if module.facts(x) != (tuple(x.shape), x.stride(), x.data_ptr()):
+    if module.tensor_metadata(x) != (tuple(x.shape), x.stride(), x.data_ptr()):
         module.set_torch_functions([0] * len(module.TORCH_FUNCTIONS))
 
 

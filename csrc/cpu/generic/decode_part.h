@@ -1,29 +1,32 @@
-// A part of the keys against one of few queries: keys, values and r are read where they lie, nothing is packed.
+// Decode: attention of one query over one part of the keys. Keys, values and r are read where they lie, nothing is
+// packed.
 #pragma once
 #include "scores.h"
 
 namespace txl::TXL_ISA {
 namespace {
 
-constexpr int64_t DECODE_L = 4;                   // above this, packing pays
-constexpr int64_t DECODE_PART = 512;              // keys of a part
-constexpr int64_t AHEAD = LANES < 8 ? 8 : LANES;  // rows of prefetch: three streams are more than the hardware follows
+constexpr int64_t DECODE_L = 4;       // maximum of queries; with more, packing pays
+constexpr int64_t DECODE_PART = 512;  // keys of a part
+constexpr int64_t PREFETCH_ROWS =
+    LANES < 8 ? 8 : LANES;  // prefetch distance: the hardware prefetcher does not follow three streams
 
-// Loads the cache line of column d of the row as many bytes further on as AHEAD rows of floats, once a line, into the
-// second level of the cache: loads into the first are few at a time, and those that wait keep others from going on. The
-// address may be no row's; it is not read.
+// Prefetches into the L2 cache the line at column d of the row that is PREFETCH_ROWS rows of floats further on, once
+// for each line. Prefetches into L1 are limited in number, and those outstanding hold up other loads. The address need
+// not be valid.
 template <class T>
 TXL_INLINE void prefetch(const T* row, int64_t stride, int64_t d) {
   constexpr int64_t line = 64 / sizeof(T);
   if (d % line == 0)
     __builtin_prefetch(
-        reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(row + d) + AHEAD * stride * sizeof(float)), 0, 2);
+        reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(row + d) + PREFETCH_ROWS * stride * sizeof(float)), 0,
+        2);
 }
 
-static bool decode_fits(const Problem& p) { return p.L <= DECODE_L && !p.drop_below; }
+// Whether a call is run by the decode kernels.
+static bool is_decode(const Problem& p) { return p.L <= DECODE_L && !p.drop_below; }
 
-// score[0..LANES) of the keys from j on, widths summed in lanes: qu . k, and if POSITIONS qw . r. Keys past `last`
-// count as the last one.
+// Computes score[0..LANES) for the keys from j on: qu . k and, if POSITIONS, plus qw . r. Keys past `last` repeat it.
 template <bool POSITIONS, class T>
 TXL_INLINE void decode_products(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j, int64_t last,
                                 const Packed* qu, const Packed* qw, float* score) {
@@ -32,39 +35,39 @@ TXL_INLINE void decode_products(const Problem& p, int64_t b, int64_t h, int64_t 
   const int64_t k_stride = (j < p.M ? p.k_mem : p.k).s2;
   for (int first = 0; first < LANES; first += 4) {  // four keys at a time: their pointers stay in registers
     const T *k[4], *r[4];
-    vf four[4] = {};
+    vf lane_sums[4] = {};
     TXL_UNROLL(4)
     for (int z = 0; z < 4; ++z) {
       const int64_t key = min_of(j + first + z, last);
-      k[z] = key_row<T>(p, p.k_mem, p.k, b, key_head(p, h), key);
+      k[z] = key_row<T>(p, p.k_mem, p.k, b, kv_head(p, h), key);
       if (POSITIONS) r[z] = row_of<T>(p.r, h, p.zero_row + p.M + i - key, 0);
     }
-    const int64_t both = POSITIONS ? min_of(p.D, p.Dr) : 0;
+    const int64_t common = POSITIONS ? min_of(p.D, p.Dr) : 0;
     int64_t d = 0;
-    for (; d + LANES <= both; d += LANES) {
+    for (; d + LANES <= common; d += LANES) {
       const vf u = load(qu + d), w = load(qw + d);
       TXL_UNROLL(4)
       for (int z = 0; z < 4; ++z) {
         prefetch(k[z], k_stride, d);
-        four[z] += u * load(k[z] + d);
-        prefetch(r[z], -p.r.s1, d), four[z] += w * load(r[z] + d);
+        lane_sums[z] += u * load(k[z] + d);
+        prefetch(r[z], -p.r.s1, d), lane_sums[z] += w * load(r[z] + d);
       }
     }
-    int64_t c = d;  // the columns of r that are left
+    int64_t c = d;  // the remaining columns of r start here
     for (; d + LANES <= p.D; d += LANES) {
       const vf u = load(qu + d);
       TXL_UNROLL(4)
-      for (int z = 0; z < 4; ++z) prefetch(k[z], k_stride, d), four[z] += u * load(k[z] + d);
+      for (int z = 0; z < 4; ++z) prefetch(k[z], k_stride, d), lane_sums[z] += u * load(k[z] + d);
     }
     for (; POSITIONS && c + LANES <= p.Dr; c += LANES) {
       const vf w = load(qw + c);
       TXL_UNROLL(4)
-      for (int z = 0; z < 4; ++z) prefetch(r[z], -p.r.s1, c), four[z] += w * load(r[z] + c);
+      for (int z = 0; z < 4; ++z) prefetch(r[z], -p.r.s1, c), lane_sums[z] += w * load(r[z] + c);
     }
-    const int64_t joint = POSITIONS && d == c ? both : d;  // columns of both that are left come first, in turns
+    const int64_t joint = POSITIONS && d == c ? common : d;  // the end of the remaining columns that k and r share
     TXL_UNROLL(4)
     for (int z = 0; z < 4; ++z) {
-      sum[first + z] = four[z];
+      sum[first + z] = lane_sums[z];
       tail[first + z] = 0;
       for (int64_t x = d; x < joint; ++x) {
         tail[first + z] += to_float(qu[x]) * to_float(k[z][x]);
@@ -75,11 +78,11 @@ TXL_INLINE void decode_products(const Problem& p, int64_t b, int64_t h, int64_t 
         tail[first + z] += to_float(qw[x]) * to_float(r[z][x]);
     }
   }
-  const vf total = sum_each(sum) + load(tail);
+  const vf total = reduce_add_rows(sum) + load(tail);
   store(score, total);
 }
 
-// The keys of a range as up to three of which all or none are at distances with a row in the tables.
+// A range of keys split into three: those before, inside and after the distances with a row in the tables.
 struct DecodeRanges {
   Range part[3];
   DecodeRanges(const Problem& p, int64_t i, Range keys) {
@@ -90,7 +93,7 @@ struct DecodeRanges {
   static bool has_positions(int n) { return n == 1; }
 };
 
-// The same with r_bias, before the cap; without either where the keys have no positions.
+// Computes score[0..LANES), with r_bias and before softcap. positions: whether the keys have rows in the tables.
 template <class T>
 TXL_INLINE void decode_scores(const Problem& p, int64_t b, int64_t h, int64_t i, int64_t j, int64_t last,
                               bool positions, const Packed* qu, const Packed* qw, float* score) {
@@ -102,8 +105,7 @@ TXL_INLINE void decode_scores(const Problem& p, int64_t b, int64_t h, int64_t i,
     score[z] += bias_of<T>(p, h, p.zero_row + p.M + i - min_of(j + z, last));
 }
 
-// out[0..N * LANES) += sum over n < count of weight[n] * values[n * stride], N vectors of
-// accumulators.
+// out[0..N * LANES) += the sum over n < count of weight[n] * row n of values, in N vectors of accumulators.
 template <int N, class T>
 TXL_INLINE void weighted_columns(const float* weight, const T* values, int64_t stride, int64_t count, float* out) {
   vf acc[N];
@@ -120,7 +122,7 @@ TXL_INLINE void weighted_columns(const float* weight, const T* values, int64_t s
   for (int z = 0; z < N; ++z) store(out + z * LANES, acc[z]);
 }
 
-// The same for a whole row of D.
+// out[D] += the sum over n < count of weight[n] * row n of values.
 template <class T>
 static void weighted_rows(const float* weight, const T* values, int64_t stride, int64_t count, int64_t D, float* out) {
   int64_t d = 0;
@@ -131,53 +133,56 @@ static void weighted_rows(const float* weight, const T* values, int64_t stride, 
     for (int64_t n = 0; n < count; ++n) out[d] += weight[n] * to_float(values[n * stride + d]);
 }
 
-// Caps n scores and turns them into weights e^(score - reference), in place; tells the reference, the largest of them,
-// and the weights' sum. Room for whole vectors is written.
-TXL_INLINE void softmax_of_part(const Cap& cap, int64_t n, float* score, float* reference_and_sum) {
-  for (int64_t x = 0; cap.cap && x < n; x += LANES) store(score + x, cap(load(score + x)));
+// Turns n scores into weights e^(score - max), with softcap, in place. Returns the maximum and the sum of weights.
+// Whole vectors are written.
+TXL_INLINE void softmax_of_part(const Softcap& softcap, int64_t n, float* score, float* max_and_sum) {
+  for (int64_t x = 0; softcap.limit && x < n; x += LANES) store(score + x, softcap(load(score + x)));
   for (int64_t x = n; x < round_up(n, LANES); ++x) score[x] = -INF;
-  vf tops = splat(-INF);
-  for (int64_t x = 0; x < n; x += LANES) tops = max_of(load(score + x), tops);
-  const float top = max_lane(tops), shift = top == -INF ? 0.f : top;  // scores of -inf weigh nothing
+  vf lane_max = splat(-INF);
+  for (int64_t x = 0; x < n; x += LANES) lane_max = max_of(load(score + x), lane_max);
+  const float max = reduce_max(lane_max), shift = max == -INF ? 0.f : max;  // weights of -inf are 0
   vf sum = {};
   for (int64_t x = 0; x < n; x += LANES) {
     const vf e = exp_of(load(score + x) - splat(shift));
     store(score + x, e);
     sum += e;
   }
-  reference_and_sum[0] = top, reference_and_sum[1] = sum_lanes(sum);
+  max_and_sum[0] = max, max_and_sum[1] = reduce_add(sum);
 }
 
-// out[Dv] += the values of the keys times their weights.
+// out[D] += the sum of weight[j - keys.low] * row j of the keys (or values) of memory and segment, for j in `keys`.
 template <class T>
-TXL_INLINE void add_values(const Problem& p, int64_t b, int64_t hk, Range keys, const float* weight, float* out) {
+TXL_INLINE void weighted_key_rows(const Problem& p, const View& memory, const View& segment, int64_t b, int64_t hk,
+                                  Range keys, const float* weight, int64_t D, float* out) {
   const int64_t n = keys.high - keys.low, in_memory = clamp(p.M - keys.low, 0, n);
-  if (in_memory) weighted_rows(weight, row_of<T>(p.v_mem, b, hk, keys.low), p.v_mem.s2, in_memory, p.Dv, out);
+  if (in_memory) weighted_rows(weight, row_of<T>(memory, b, hk, keys.low), memory.s2, in_memory, D, out);
   if (n > in_memory)
-    weighted_rows(weight + in_memory, row_of<T>(p.v, b, hk, keys.low + in_memory - p.M), p.v.s2, n - in_memory, p.Dv,
-                  out);
+    weighted_rows(weight + in_memory, row_of<T>(segment, b, hk, keys.low + in_memory - p.M), segment.s2, n - in_memory,
+                  D, out);
 }
 
-// A part of one query: out[Dv] (not yet divided), then the reference of its weights and their sum.
+// Attention of one query over a part of the keys: out[Dv] (not yet normalized), then the maximum of scores and the sum
+// of weights.
 template <class T>
 static void decode_part(const Problem& p, int64_t bh, int64_t i, Range keys, const Packed* qu, const Packed* qw,
                         float* out) {
-  const int64_t b = bh / p.H, h = bh % p.H, hk = key_head(p, h), Dv = p.Dv;
+  const int64_t b = bh / p.H, h = bh % p.H, hk = kv_head(p, h), Dv = p.Dv;
   const int64_t n = keys.high - keys.low;
-  const Cap cap(p);
+  const Softcap softcap(p);
   const DecodeRanges ranges(p, i, keys);
-  float score[DECODE_PART + LANES];  // a range is written to whole vectors, the next one over what is too much
+  float score[DECODE_PART + LANES];  // ranges write whole vectors; the next range overwrites the excess
   for (int z = 0; z < 3; ++z)
     for (int64_t j = ranges.part[z].low; j < ranges.part[z].high; j += LANES)
       decode_scores<T>(p, b, h, i, j, ranges.part[z].high - 1, DecodeRanges::has_positions(z), qu, qw,
                        score + (j - keys.low));
-  for (int64_t x = 0; x < min_of(n, AHEAD); ++x) {  // the first values, while the weights are computed
+  for (int64_t x = 0; x < min_of(n, PREFETCH_ROWS);
+       ++x) {  // prefetches the first values while the weights are computed
     const T* row = key_row<T>(p, p.v_mem, p.v, b, hk, keys.low + x);
     for (int64_t d = 0; d < Dv; d += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(row + d);
   }
-  softmax_of_part(cap, n, score, out + Dv);
+  softmax_of_part(softcap, n, score, out + Dv);
   for (int64_t d = 0; d < Dv; ++d) out[d] = 0;
-  add_values<T>(p, b, hk, keys, score, out);
+  weighted_key_rows<T>(p, p.v_mem, p.v, b, hk, keys, score, Dv, out);
 }
 
 }  // namespace

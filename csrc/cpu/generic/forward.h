@@ -1,7 +1,7 @@
-// Forward: a range of queries walks the tiles of keys it can see with an online softmax (Milakov
-// and Gimelshein 2018). Each tile is packed where it is used, so that it stays in the cache. Few
-// items: the keys are split into parts, whose results are merged by log-sum-exp in order; how many
-// parts is a function of shapes, so threads change no bit.
+// Forward: a range of queries loops over the tiles of keys that it sees, with an online softmax (Milakov and Gimelshein
+// 2018). Each tile is packed where it is used, so that it stays in the cache. If there are few items, the keys are
+// split into parts, whose results are merged by their log-sum-exp in order. The split depends on shapes alone, so
+// results have the same bits at any number of threads.
 #pragma once
 #include "decode.h"
 #include "scores.h"
@@ -9,49 +9,48 @@
 namespace txl::TXL_ISA {
 namespace {
 
-constexpr int64_t GROUP = MR % 8 == 0   ? MR
-                          : MR % 4 == 0 ? 2 * MR
-                                        : 4 * MR;     // queries of whole strips, and of whole
-                                                      // blocks of dropout
-constexpr int64_t RANGE_L = DEPTH == 32 ? 768 : 384;  // queries of an item, at most; a multiple of GROUP
-constexpr int64_t FORWARD_ITEMS = 32;                 // parts are made until there are as many items
-constexpr int64_t PART_S = 768;                       // keys of a part, at least
+constexpr int64_t QUERY_ALIGN = MR % 8 == 0 ? MR : MR % 4 == 0 ? 2 * MR : 4 * MR;  // a multiple of MR and DROPOUT_ROWS
+constexpr int64_t RANGE_L = DEPTH == 32 ? 768 : 384;  // maximum of queries of an item; a multiple of QUERY_ALIGN
+constexpr int64_t FORWARD_ITEMS = 32;                 // keys are split into parts until there are as many items
+constexpr int64_t MIN_PART_S = 768;                   // minimum of keys of a part
 
-// One row over [from, to) of a tile, multiples of STEP: weight = e^(score + position - shift), 0 outside [low, high),
-// the score capped first if CAPPED, times the dropout factors if there are any. WHOLE: low is from and high is to.
-// score may be weight. Tells the sums of the weights before dropout and the largest scores, by lanes.
-template <bool WHOLE, bool DROP, bool CAPPED>
-static void weigh(const float* score, const float* position, const Cap& cap, float shift, const float* factor,
-                  int64_t low, int64_t high, int64_t from, int64_t to, Packed* weight, vf& sum, vf& top) {
-  vf added = {}, largest = splat(-INF);
-  for (int64_t n = from; n < to; n += WEIGHTS) {
-    vf kept[WEIGHTS / LANES];
+// Computes the weights of one row for the keys [from, to) of a tile, multiples of KEY_STEP: e^(score + position -
+// shift), 0 outside [low, high), with softcap if SOFTCAP, times the dropout factors if DROPOUT. FULL: low is from and
+// high is to. `weight` may be `score`. Returns in each lane of sum and max the sum of weights before dropout and the
+// maximum of scores.
+template <bool FULL, bool DROPOUT, bool SOFTCAP>
+static void exp_weights(const float* score, const float* position, const Softcap& softcap, float shift,
+                        const float* factor, int64_t low, int64_t high, int64_t from, int64_t to, Packed* weight,
+                        vf& sum, vf& max) {
+  vf lane_sum = {}, lane_max = splat(-INF);
+  for (int64_t n = from; n < to; n += WEIGHTS_PER_STORE) {
+    vf weights[WEIGHTS_PER_STORE / LANES];
     TXL_UNROLL(2)
-    for (int z = 0; z < WEIGHTS / LANES; ++z) {
+    for (int z = 0; z < WEIGHTS_PER_STORE / LANES; ++z) {
       const int64_t at = n + z * LANES;
       vf x = load(score + at) + load(position + at);
-      if (CAPPED) x = cap(x);
-      if (!WHOLE) x = lanes_within(at, low, high) ? x : splat(-INF);
-      largest = max_of(x, largest);
-      const vf e = weight_of(x - splat(shift));
-      added += e;
-      kept[z] = e;
-      if (DROP) kept[z] = lanes_within(at, low, high) ? e * load(factor + at) : vf{};  // beyond, none is known
+      if (SOFTCAP) x = softcap(x);
+      if (!FULL) x = lane_mask(at, low, high) ? x : splat(-INF);
+      lane_max = max_of(x, lane_max);
+      const vf e = exp_weight(x - splat(shift));
+      lane_sum += e;
+      weights[z] = e;
+      if (DROPOUT)
+        weights[z] = lane_mask(at, low, high) ? e * load(factor + at) : vf{};  // factors of hidden keys are not set
     }
-    store_weights(weight + n, kept);
+    store_weights(weight + n, weights);
   }
-  sum = added, top = largest;
+  sum = lane_sum, max = lane_max;
 }
 
-// Online softmax of one strip. Row maxima and sums stay in vectors until the strip ends, so that they are reduced for
-// all rows at once. A row's weights are
-// e^(score - reference), the reference a score that it met. So that one pass over the scores will do, it may lie up to
-// SLACK below the largest, which costs no accuracy.
+// The online softmax of one strip. Row maxima and sums stay in vectors until the strip ends, so that they are reduced
+// for all rows at once. A row's weights are e^(score - reference), where the reference is a score of an earlier key. It
+// may be up to SLACK below the maximum, so that one pass over the scores suffices; this costs no accuracy.
 constexpr float SLACK = 14;
 
 struct Softmax {
   static constexpr int ROWS = (MR + LANES - 1) / LANES * LANES;
-  vf top[ROWS], sum[ROWS];  // of each row, by lanes
+  vf max[ROWS], sum[ROWS];  // for each row, in each lane
   float reference[ROWS], rescale[ROWS];
   const float slack;
 
@@ -61,109 +60,114 @@ struct Softmax {
     clear();
   }
   void clear() {
-    for (int x = 0; x < ROWS; ++x) top[x] = splat(-INF), sum[x] = vf{};
+    for (int x = 0; x < ROWS; ++x) max[x] = splat(-INF), sum[x] = vf{};
   }
-  float shift(int64_t x) const { return reference[x] == -INF ? 0.f : reference[x]; }  // of -inf alone weighs nothing
+  float shift(int64_t x) const { return reference[x] == -INF ? 0.f : reference[x]; }  // weights of -inf are 0
 
-  // Whether some row met scores too far above its reference, which is raised; its weights are then to be formed
-  // anew, and rescale[x] tells the factors for what came before.
-  bool raise() {
-    float largest[ROWS];
-    bool some = false;
-    for (int x = 0; x < ROWS; x += LANES) store(largest + x, max_each(top + x));
+  // Raises the reference of each row that has a score more than `slack` above it. Returns whether there was one:
+  // weights must then be computed again, and row x of the previous output and sum multiplied by rescale[x].
+  bool update_references() {
+    float row_max[ROWS];
+    bool updated = false;
+    for (int x = 0; x < ROWS; x += LANES) store(row_max + x, reduce_max_rows(max + x));
     for (int x = 0; x < MR; ++x) {
       rescale[x] = 1.f;
-      if (!(largest[x] > reference[x] + slack)) continue;
-      rescale[x] = exp_of(reference[x] - largest[x]);
-      reference[x] = largest[x], some = true;
+      if (!(row_max[x] > reference[x] + slack)) continue;
+      rescale[x] = exp_of(reference[x] - row_max[x]);
+      reference[x] = row_max[x], updated = true;
     }
-    return some;
+    return updated;
   }
 
-  // Adds the sums of the strip to its totals.
-  void add_up(float* total) {
-    float added[ROWS];
-    for (int x = 0; x < ROWS; x += LANES) store(added + x, sum_each(sum + x));
-    for (int x = 0; x < MR; ++x) total[x] += added[x];
+  // Adds the strip's row sums to `total`.
+  void add_sums(float* total) {
+    float row_sum[ROWS];
+    for (int x = 0; x < ROWS; x += LANES) store(row_sum + x, reduce_add_rows(sum + x));
+    for (int x = 0; x < MR; ++x) total[x] += row_sum[x];
   }
 };
 
-// weigh of a call.
-TXL_INLINE auto* weigh_of(const Problem& p, bool whole) {
-  if (p.softcap) return p.drop_below ? weigh<false, true, true> : weigh<false, false, true>;
-  return p.drop_below ? weigh<false, true, false> : whole ? weigh<true, false, false> : weigh<false, false, false>;
+// The instance of exp_weights for a call.
+TXL_INLINE auto* exp_weights_for(const Problem& p, bool full) {
+  if (p.softcap) return p.drop_below ? exp_weights<false, true, true> : exp_weights<false, false, true>;
+  return p.drop_below ? exp_weights<false, true, false>
+         : full       ? exp_weights<true, false, false>
+                      : exp_weights<false, false, false>;
 }
 
-// The largest of the first scores that a row sees, to begin with.
-TXL_INLINE float first_score(const float* score, const float* position, const Cap& cap, Range own) {
+// The first reference of a row: the maximum of the first vector of scores that it sees.
+TXL_INLINE float initial_reference(const float* score, const float* position, const Softcap& softcap, Range own) {
   const int64_t n = own.low / LANES * LANES;
   vf x = load(score + n) + load(position + n);
-  if (cap.cap) x = cap(x);
-  return max_lane(lanes_within(n, own.low, own.high) ? x : splat(-INF));
+  if (softcap.limit) x = softcap(x);
+  return reduce_max(lane_mask(n, own.low, own.high) ? x : splat(-INF));
 }
 
-constexpr int64_t MAX_HEADS = 8;  // of an item: each has a result and queries in working memory
+constexpr int64_t MAX_HEADS = 8;  // maximum of query heads of an item: each has a result and queries in working memory
 
-// How the work is cut: items are a batch row and heads that read one head of keys, a range of queries, a part of the
-// keys.
+// The split of the work into items. An item has one batch row, `heads` query heads that share a key-value head, a range
+// of the queries and a part of the keys.
 struct ForwardPlan {
   int64_t Dp, Drp, Dvp, range, ranges, part, parts, rows;  // range: queries; part: keys; rows: a range rounded up to MR
-  int64_t heads;                                           // of an item: a divisor of the group
+  int64_t heads;                                           // a divisor of the group size
 
   explicit ForwardPlan(const Problem& p)
-      : Dp(round_up(p.D, NR)), Drp(round_up(p.Dr, NR)), Dvp(round_up(p.Dv, NR)), heads(min_of(group_of(p), MAX_HEADS)) {
+      : Dp(round_up(p.D, NR)),
+        Drp(round_up(p.Dr, NR)),
+        Dvp(round_up(p.Dv, NR)),
+        heads(min_of(group_size(p), MAX_HEADS)) {
     const int64_t S = p.M + p.L, tiles = div_up(S, BLOCK_S);
     ranges = div_up(p.L, RANGE_L);
-    range = round_up(div_up(p.L, ranges), GROUP);
+    range = round_up(div_up(p.L, ranges), QUERY_ALIGN);
     ranges = div_up(p.L, range);
-    auto few = [&] { return p.B * p.H / heads * ranges * max_of(1, S / PART_S) < FORWARD_ITEMS; };
-    while (heads > 1 && (group_of(p) % heads || few())) --heads;  // items for all cores come first
-    parts = clamp(div_up(FORWARD_ITEMS, p.B * p.H / heads * ranges), 1, max_of(1, S / PART_S));
+    auto too_few_items = [&] { return p.B * p.H / heads * ranges * max_of(1, S / MIN_PART_S) < FORWARD_ITEMS; };
+    while (heads > 1 && (group_size(p) % heads || too_few_items())) --heads;  // enough items for all cores come first
+    parts = clamp(div_up(FORWARD_ITEMS, p.B * p.H / heads * ranges), 1, max_of(1, S / MIN_PART_S));
     part = div_up(tiles, parts) * BLOCK_S;
     parts = div_up(S, part);
     rows = min_of(range, round_up(p.L, MR));
   }
-  int64_t entry() const { return rows * (Dvp + 2); }  // floats of a head's result: out, then references, then sums
+  int64_t result_floats() const { return rows * (Dvp + 2); }  // of a head: out, then references, then sums
 };
 
-#ifdef TXL_PAIRS
-// Forward's weights, rounded.
-TXL_INLINE bf16* weights_of(Arena& a, float*) { return a.take<bf16>(MR * BLOCK_S); }
+#ifdef TXL_BF16_DOT
+// Room for a strip's weights, rounded to bfloat16.
+TXL_INLINE bf16* allocate_weights(Arena& a, float*) { return a.allocate<bf16>(MR * BLOCK_S); }
 #else
-// Forward's weights take the place of the scores.
-TXL_INLINE float* weights_of(Arena&, float* scores) { return scores; }
+// A strip's weights overwrite its scores.
+TXL_INLINE float* allocate_weights(Arena&, float* scores) { return scores; }
 #endif
 
-// One thread's working memory. What each head of a group has of its own: qu, qw, the result and its window of the
-// table, unless the heads share one.
+// One thread's working memory. Each head of an item has its own qu, qw, result and, unless all share one table, window
+// of the table.
 struct ForwardScratch {
   Packed *qu, *qw, *k_panels, *v_rows;
   float *content, *position;
   Packed* weights;
   float *factor, *result;
-  bool one_table;
-  Table* tables;
+  bool shared_table;
+  TableWindow* tables;
 
   ForwardScratch(Arena& a, const Problem& p, const ForwardPlan& plan)
-      : qu(a.take<Packed>(plan.heads * plan.rows * plan.Dp)),
-        qw(a.take<Packed>(plan.heads * plan.rows * plan.Drp)),
-        k_panels(a.take<Packed>(BLOCK_S * deep(p.D))),
-        v_rows(a.take<Packed>(BLOCK_S * plan.Dvp)),
-        content(a.take(MR * BLOCK_S)),
-        position(a.take(MR * POSITION_LD)),
-        weights(weights_of(a, content)),
-        factor(a.take(GROUP * BLOCK_S)),
-        result(a.take(plan.heads * plan.entry())),
-        one_table(plan.heads == 1 || (p.r.s0 == 0 && p.r_bias.s0 == 0)),
-        tables(a.take<Table>(one_table ? 1 : plan.heads)) {
-    for (int64_t g = 0; g < (one_table ? 1 : plan.heads); ++g) {
-      const Table empty(a, Table::room(BLOCK_S + plan.rows), p, 0);
+      : qu(a.allocate<Packed>(plan.heads * plan.rows * plan.Dp)),
+        qw(a.allocate<Packed>(plan.heads * plan.rows * plan.Drp)),
+        k_panels(a.allocate<Packed>(BLOCK_S * padded_depth(p.D))),
+        v_rows(a.allocate<Packed>(BLOCK_S * plan.Dvp)),
+        content(a.allocate(MR * BLOCK_S)),
+        position(a.allocate(MR * POSITION_LD)),
+        weights(allocate_weights(a, content)),
+        factor(a.allocate(QUERY_ALIGN * BLOCK_S)),
+        result(a.allocate(plan.heads * plan.result_floats())),
+        shared_table(plan.heads == 1 || (p.r.s0 == 0 && p.r_bias.s0 == 0)),
+        tables(a.allocate<TableWindow>(shared_table ? 1 : plan.heads)) {
+    for (int64_t g = 0; g < (shared_table ? 1 : plan.heads); ++g) {
+      const TableWindow empty(a, TableWindow::capacity_for(BLOCK_S + plan.rows), p, 0);
       if (tables) tables[g] = empty;
     }
   }
 };
 
-// Queries [i0, i0 + count) of one head of a batch row, against tiles of keys.
+// Attention of queries [i0, i0 + count) of one head of a batch row over tiles of keys.
 template <class T>
 struct HeadRange {
   const Problem& p;
@@ -171,29 +175,29 @@ struct HeadRange {
   const BlockRanges<RANGE_L>& ranges;
   int64_t b, h, i0, rows;  // rows: count rounded up to MR
   const Packed *qu, *qw;
-  Table& table;
-  float *out, *reference, *total;  // of the result
-  float slack;                     // SLACK, or less
-  NextTile<T> next;
+  TableWindow& table;
+  float *out, *reference, *total;  // the result
+  float slack;                     // at most SLACK
+  TilePrefetcher<T> next;
 
-  // Adds a tile of keys, packed in s, to out (not yet divided), references and sums.
+  // Adds the tile of keys that is packed in s to out (not yet normalized), references and sums.
   void add_tile(int64_t j0, ForwardScratch& s) const {
     const int64_t Dp = plan.Dp, Drp = plan.Drp, Dvp = plan.Dvp;
-    const Cap cap(p);
+    const Softcap softcap(p);
     for (int64_t i = 0; i < rows; i += MR) {
-      if (p.drop_below && i % GROUP == 0)
-        dropout_factors(p, ranges.row + i, min_of(GROUP, rows - i), b * p.H + h, i0 + i, j0, s.factor);
-      const Range seen = within(ranges.strip[i / MR], j0);
+      if (p.drop_below && i % QUERY_ALIGN == 0)
+        dropout_factors(p, ranges.row + i, min_of(QUERY_ALIGN, rows - i), b * p.H + h, i0 + i, j0, s.factor);
+      const Range seen = clip_to_tile(ranges.strip[i / MR], j0);
       if (!seen.any()) continue;
-      const int64_t from = seen.low / NR * NR, to = round_up(seen.high, STEP);
+      const int64_t from = seen.low / NR * NR, to = round_up(seen.high, KEY_STEP);
       Softmax softmax(reference + i, slack);
-      for (bool raised = true; raised;) {
-        const Positions positions = strip_scores(p, Dp, Drp, qu + i * Dp, qw + i * Drp, i0 + i, j0, from, to,
-                                                 s.k_panels, table, s.content, s.position);
+      for (bool updated = true; updated;) {
+        const PositionScores positions = strip_scores(p, Dp, Drp, qu + i * Dp, qw + i * Drp, i0 + i, j0, from, to,
+                                                      s.k_panels, table, s.content, s.position);
         for (int64_t x = 0; x < MR; ++x) {
-          // A few rows at a time: the processor waits where many loads are outstanding.
-          next.fetch(j0 + BLOCK_S + (i + x) * BLOCK_S / rows, j0 + BLOCK_S + (i + x + 1) * BLOCK_S / rows);
-          const Range own = within(ranges.row[i + x], j0);
+          // A few rows at a time, since only few prefetches can be outstanding.
+          next.prefetch(j0 + BLOCK_S + (i + x) * BLOCK_S / rows, j0 + BLOCK_S + (i + x + 1) * BLOCK_S / rows);
+          const Range own = clip_to_tile(ranges.row[i + x], j0);
           Packed* const weights = s.weights + x * BLOCK_S;
           float* const score = s.content + x * BLOCK_S;
           const float* const position = positions.row(x);
@@ -201,39 +205,41 @@ struct HeadRange {
             memset(weights + from, 0, sizeof(Packed) * (to - from));
             continue;
           }
-          if (softmax.reference[x] == -INF) softmax.reference[x] = first_score(score, position, cap, own);
-          const bool whole = own.low == from && own.high == to;
-          weigh_of(p, whole)(score, position, cap, softmax.shift(x), s.factor + (i % GROUP + x) * BLOCK_S, own.low,
-                             own.high, from, to, weights, softmax.sum[x], softmax.top[x]);
+          if (softmax.reference[x] == -INF) softmax.reference[x] = initial_reference(score, position, softcap, own);
+          const bool full = own.low == from && own.high == to;
+          exp_weights_for(p, full)(score, position, softcap, softmax.shift(x),
+                                   s.factor + (i % QUERY_ALIGN + x) * BLOCK_S, own.low, own.high, from, to, weights,
+                                   softmax.sum[x], softmax.max[x]);
         }
-        raised = softmax.raise();
-        for (int64_t x = 0; raised && x < MR; ++x) {
+        updated = softmax.update_references();
+        for (int64_t x = 0; updated && x < MR; ++x) {
           if (softmax.rescale[x] == 1.f) continue;
           total[i + x] *= softmax.rescale[x];
           for (int64_t d = 0; d < Dvp; d += LANES)
             store(out + (i + x) * Dvp + d, load(out + (i + x) * Dvp + d) * softmax.rescale[x]);
         }
-        if (raised) softmax.clear();
+        if (updated) softmax.clear();
       }
       memcpy(reference + i, softmax.reference, sizeof(float) * MR);
-      softmax.add_up(total + i);
+      softmax.add_sums(total + i);
       const int64_t first = seen.low / DEPTH * DEPTH;
-      add_times_rows(s.weights + first, BLOCK_S, s.v_rows + first * Dvp, round_up(seen.high - first, DEPTH), Dvp,
-                     out + i * Dvp);
+      gemm_add_rows(s.weights + first, BLOCK_S, s.v_rows + first * Dvp, round_up(seen.high - first, DEPTH), Dvp,
+                    out + i * Dvp);
     }
   }
 };
 
-// out (not yet divided), references and sums of queries [i0, i0 + count) over the keys of a part, of each of the item's
-// heads from h0 on, into `result`, `step` floats apart. A tile of keys and values is packed once for all of them.
-// slack: SLACK, or less.
+// Computes out (not yet normalized), references and sums of queries [i0, i0 + count) over the keys of a part, for the
+// item's heads from h0 on. Their results are `stride` floats apart. A tile of keys and values is packed once for all
+// heads. slack: at most SLACK.
 template <class T>
-static void sum_range(const Problem& p, const ForwardPlan& plan, const InUse& in_use, int64_t b, int64_t h0, int64_t i0,
-                      int64_t count, Range part, float slack, ForwardScratch& s, float* result, int64_t step) {
-  const int64_t Dp = plan.Dp, Drp = plan.Drp, Dvp = plan.Dvp, rows = round_up(count, MR), hk = key_head(p, h0);
+static void accumulate_range(const Problem& p, const ForwardPlan& plan, const VisibleRows& visible_rows, int64_t b,
+                             int64_t h0, int64_t i0, int64_t count, Range part, float slack, ForwardScratch& s,
+                             float* result, int64_t stride) {
+  const int64_t Dp = plan.Dp, Drp = plan.Drp, Dvp = plan.Dvp, rows = round_up(count, MR), hk = kv_head(p, h0);
   const BlockRanges<RANGE_L> ranges(p, b, i0, count, part);
   auto head = [&](int64_t g) {
-    float *const out = result + g * step, *const reference = out + plan.rows * Dvp;
+    float *const out = result + g * stride, *const reference = out + plan.rows * Dvp;
     return HeadRange<T>{p,
                         plan,
                         ranges,
@@ -243,12 +249,12 @@ static void sum_range(const Problem& p, const ForwardPlan& plan, const InUse& in
                         rows,
                         s.qu + g * plan.rows * Dp,
                         s.qw + g * plan.rows * Drp,
-                        s.tables[s.one_table ? 0 : g],
+                        s.tables[s.shared_table ? 0 : g],
                         out,
                         reference,
                         reference + plan.rows,
                         slack,
-                        {p, b, h0 + g, i0, ranges.all.high, g == 0, p.r.data && (g == 0 || !s.one_table)}};
+                        {p, b, h0 + g, i0, ranges.all.high, g == 0, p.r.data && (g == 0 || !s.shared_table)}};
   };
   for (int64_t g = 0; g < plan.heads; ++g) {
     const HeadRange<T> it = head(g);
@@ -259,98 +265,106 @@ static void sum_range(const Problem& p, const ForwardPlan& plan, const InUse& in
         s.qw + g * plan.rows * Drp);
   }
   for (int64_t j0 = ranges.all.low / BLOCK_S * BLOCK_S; j0 < ranges.all.high; j0 += BLOCK_S) {
-    const Range tile = within(ranges.all, j0);
+    const Range tile = clip_to_tile(ranges.all, j0);
     const int64_t first = tile.low / NR * NR, last = round_up(tile.high, NR);
-    pack_keys<T>(p, in_use, p.k_mem, p.k, b, hk, j0 + first, last - first, p.D, Dp, s.k_panels + first * deep(p.D),
-                 nullptr);
-    pack_keys<T>(p, in_use, p.v_mem, p.v, b, hk, j0 + first, last - first, p.Dv, Dvp, nullptr, s.v_rows + first * Dvp);
+    pack_keys<T>(p, visible_rows, p.k_mem, p.k, b, hk, j0 + first, last - first, p.D, Dp,
+                 s.k_panels + first * padded_depth(p.D), nullptr);
+    pack_keys<T>(p, visible_rows, p.v_mem, p.v, b, hk, j0 + first, last - first, p.Dv, Dvp, nullptr,
+                 s.v_rows + first * Dvp);
     for (int64_t g = 0; g < plan.heads; ++g) {
       const HeadRange<T> it = head(g);
-      it.table.template cover<T>(p, in_use, it.h, rho_of(p, i0 + rows - 1, j0 + first), rho_of(p, i0, j0 + last), Drp);
+      it.table.template ensure_packed<T>(p, visible_rows, it.h, rho_of(p, i0 + rows - 1, j0 + first),
+                                         rho_of(p, i0, j0 + last), Drp);
       it.add_tile(j0, s);
     }
   }
 }
 
-// The same, for values of any size: weights of up to e^SLACK times values near the largest float are not finite, where
-// weights of at most 1 may be.
+// The same for values of any size. Weights are at most e^SLACK, and products with values near the largest float may
+// overflow; then it starts again with weights of at most 1.
 template <class T>
-static void forward_range(const Problem& p, const ForwardPlan& plan, const InUse& in_use, int64_t b, int64_t h0,
-                          int64_t i0, int64_t count, Range part, ForwardScratch& s, float* result, int64_t step) {
-  sum_range<T>(p, plan, in_use, b, h0, i0, count, part, SLACK, s, result, step);
-  vf odd = {};  // 0, or NaN
+static void forward_range(const Problem& p, const ForwardPlan& plan, const VisibleRows& visible_rows, int64_t b,
+                          int64_t h0, int64_t i0, int64_t count, Range part, ForwardScratch& s, float* result,
+                          int64_t stride) {
+  accumulate_range<T>(p, plan, visible_rows, b, h0, i0, count, part, SLACK, s, result, stride);
+  vf nan_flag = {};  // NaN if any output is not finite, else 0
   for (int64_t g = 0; g < plan.heads; ++g)
-    for (int64_t n = 0; n < count * plan.Dvp; n += LANES) odd += load(result + g * step + n) * 0.f;
-  if (!(sum_lanes(odd) == 0)) sum_range<T>(p, plan, in_use, b, h0, i0, count, part, 0.f, s, result, step);
+    for (int64_t n = 0; n < count * plan.Dvp; n += LANES) nan_flag += load(result + g * stride + n) * 0.f;
+  if (!(reduce_add(nan_flag) == 0))
+    accumulate_range<T>(p, plan, visible_rows, b, h0, i0, count, part, 0.f, s, result, stride);
 }
 
-// Merges a head's results of the parts, `step` floats apart, into the first and writes out and lse.
+// Merges a head's results over the parts, `stride` floats apart, into the first one, and writes out and lse.
 template <class T>
-static void write_range(const Problem& p, const ForwardPlan& plan, int64_t bh, int64_t i0, int64_t count, float* result,
-                        int64_t step) {
+static void merge_and_write(const Problem& p, const ForwardPlan& plan, int64_t bh, int64_t i0, int64_t count,
+                            float* result, int64_t stride) {
   const int64_t references = plan.rows * plan.Dvp, sums = references + plan.rows;
   for (int64_t i = 0; i < count; ++i) {
-    float top = -INF, total = 0;
-    for (int64_t n = 0; n < plan.parts; ++n) top = max_of(splat(result[n * step + references + i]), splat(top))[0];
+    float max = -INF, sum = 0;
+    for (int64_t n = 0; n < plan.parts; ++n) max = max_of(splat(result[n * stride + references + i]), splat(max))[0];
     float* out = result + i * plan.Dvp;
     for (int64_t n = 0; n < plan.parts; ++n) {
-      const float* from = result + n * step;
-      if (from[sums + i] == 0) continue;  // sees none of this part's keys
-      const float factor = exp_of(from[references + i] - top);
-      total += from[sums + i] * factor;
+      const float* from = result + n * stride;
+      if (from[sums + i] == 0) continue;  // the query sees none of this part's keys
+      const float factor = exp_of(from[references + i] - max);
+      sum += from[sums + i] * factor;
       if (n == 0 && factor == 1.f) continue;
       for (int64_t d = 0; d < plan.Dvp; d += LANES)
         store(out + d, (n ? load(out + d) : vf{}) + load(from + i * plan.Dvp + d) * factor);
     }
     const bool empty = !visible(p, bh / p.H, i0 + i).any();
     T* to = const_cast<T*>(row_of<T>(p.out, bh / p.H, bh % p.H, i0 + i));
-    write_row(to, out, empty ? 0.f : share_of(p, bh, i0 + i, top, total), p.Dv);
-    if (p.lse) p.lse[bh * p.L + i0 + i] = empty ? -INF : top + log_of(total);
+    write_row(to, out, empty ? 0.f : output_scale(p, bh, i0 + i, max, sum), p.Dv);
+    if (p.lse) p.lse[bh * p.L + i0 + i] = empty ? -INF : max + log_of(sum);
   }
 }
 
-// Forward by tiles, for any number of queries. An item is a range of queries and the heads that read one head of keys:
-// of one batch row and a part of its keys, or of several small batch rows, which find the table packed.
+// Forward by tiles, for any number of queries. An item has one batch row and a part of its keys, or several small batch
+// rows, which share the packed table.
 template <class T>
-static void run_tiles(const Problem& p) {
+static void run_tiled(const Problem& p) {
   const ForwardPlan plan(p);
-  const InUse in_use(p);
-  const int64_t pairs = p.B * p.H * plan.ranges, per_thread = floats_of<ForwardScratch>(p, plan);
-  const int64_t group = plan.parts > 1 ? 1 : batch_rows_of_item(p, FORWARD_ITEMS), groups = div_up(p.B, group);
-  const int64_t bundles = p.H / plan.heads;                                        // of heads that share an item
-  const int64_t step = plan.parts > 1 ? plan.parts * plan.entry() : plan.entry();  // from head to head
-  Buffer scratch(p.threads * per_thread), results(plan.parts > 1 ? pairs * plan.parts * plan.entry() : 0);
-  // Longest first: a causal range late in the segment sees the most keys.
+  const VisibleRows visible_rows(p);
+  const int64_t pairs = p.B * p.H * plan.ranges, per_thread = scratch_floats<ForwardScratch>(p, plan);
+  const int64_t group = plan.parts > 1 ? 1 : batch_rows_per_item(p, FORWARD_ITEMS), groups = div_up(p.B, group);
+  const int64_t head_groups = p.H / plan.heads;
+  const int64_t stride =
+      plan.parts > 1 ? plan.parts * plan.result_floats() : plan.result_floats();  // from head to head
+  Buffer scratch(p.threads * per_thread), results(plan.parts > 1 ? pairs * plan.parts * plan.result_floats() : 0);
+  // The longest items first: under a causal mask the last range sees the most keys.
   auto range_of = [&](int64_t x) { return (plan.ranges - 1 - x) * plan.range; };
-  parallel_for(p.threads, plan.ranges * bundles * groups * plan.parts, [&](int64_t item, int thread) {
+  parallel_for(p.threads, plan.ranges * head_groups * groups * plan.parts, [&](int64_t item, int thread) {
     const int64_t n = item % plan.parts, b0 = item / plan.parts % groups * group;
-    const int64_t h0 = item / plan.parts / groups % bundles * plan.heads, x = item / plan.parts / groups / bundles;
+    const int64_t h0 = item / plan.parts / groups % head_groups * plan.heads,
+                  x = item / plan.parts / groups / head_groups;
     const int64_t i0 = range_of(x), count = min_of(plan.range, p.L - i0);
-    [[maybe_unused]] const Unit unit;
+    [[maybe_unused]] const TileConfig tile_config;
     Arena arena(scratch.data + thread * per_thread);
     ForwardScratch s(arena, p, plan);
     for (int64_t b = b0; b < min_of(b0 + group, p.B); ++b) {
-      const int64_t bh = b * p.H + h0;  // of the first head
-      float* result = plan.parts > 1 ? results.data + ((x * p.B * p.H + bh) * plan.parts + n) * plan.entry() : s.result;
-      forward_range<T>(p, plan, in_use, b, h0, i0, count, {n * plan.part, (n + 1) * plan.part}, s, result, step);
+      const int64_t bh = b * p.H + h0;  // the first head
+      float* result =
+          plan.parts > 1 ? results.data + ((x * p.B * p.H + bh) * plan.parts + n) * plan.result_floats() : s.result;
+      forward_range<T>(p, plan, visible_rows, b, h0, i0, count, {n * plan.part, (n + 1) * plan.part}, s, result,
+                       stride);
       for (int64_t g = 0; plan.parts == 1 && g < plan.heads; ++g)
-        write_range<T>(p, plan, bh + g, i0, count, result + g * step, 0);
+        merge_and_write<T>(p, plan, bh + g, i0, count, result + g * stride, 0);
     }
   });
   if (plan.parts > 1)
     parallel_for(p.threads, pairs, [&](int64_t pair, int) {
       const int64_t i0 = range_of(pair / (p.B * p.H));
-      write_range<T>(p, plan, pair % (p.B * p.H), i0, min_of(plan.range, p.L - i0),
-                     results.data + pair * plan.parts * plan.entry(), plan.entry());
+      merge_and_write<T>(p, plan, pair % (p.B * p.H), i0, min_of(plan.range, p.L - i0),
+                         results.data + pair * plan.parts * plan.result_floats(), plan.result_floats());
     });
 }
 
 template <class T>
 static void run_forward(const Problem& p) {
-  if (decode_fits(p))
+  if (is_decode(p))
     run_decode<T>(p);
   else
-    run_tiles<T>(p);
+    run_tiled<T>(p);
 }
 
 }  // namespace

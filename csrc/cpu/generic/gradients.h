@@ -1,16 +1,16 @@
-// Backward's weights of a block of queries against a tile of keys, and what the keys get from them.
+// P and dS of a block of queries against a tile of keys, and the gradients of keys, values and r that they yield.
 #pragma once
 #include "backward_plan.h"
 
 namespace txl::TXL_ISA {
 namespace {
 
-// dS of a block of queries against a tile of keys, kept unskewed: row i of the block starts at column
-// BLOCK_L - 1 - i, so a column is one rho. The margins are zero and stay so.
+// The row stride of unskewed dS: row i of a block starts at column BLOCK_L - 1 - i, so that a column is one rho. The
+// margins on both sides are always zero.
 constexpr int64_t UNSKEWED_LD = BLOCK_S + BLOCK_L;
 
-#ifndef TXL_PAIRS
-// Where a row's P and dS go, from key 0 of the tile on.
+#ifndef TXL_BF16_DOT
+// Destinations of a row of P and dS, from key 0 of the tile on.
 struct WeightRow {
   float *p, *unskewed;
   void put(int64_t n, const vf* weight, const vf* gradient) const {
@@ -19,18 +19,18 @@ struct WeightRow {
   }
 };
 
-// P [BLOCK_L][BLOCK_S] and dS. With a row stride one shorter the unskewed dS reads as [query][key].
+// P [BLOCK_L][BLOCK_S] and unskewed dS [BLOCK_L][UNSKEWED_LD], which with a row stride of one less is [query][key].
 struct Weights {
   static constexpr int64_t KEY_LD = UNSKEWED_LD - 1;
   float *p, *unskewed;
-  int64_t written = 0;  // keys of a tile that were ever written
+  int64_t written = 0;  // keys of a tile that any block has written
 
-  explicit Weights(Arena& a) : p(a.take(BLOCK_L * BLOCK_S)), unskewed(a.take(BLOCK_L * UNSKEWED_LD)) {}
+  explicit Weights(Arena& a) : p(a.allocate(BLOCK_L * BLOCK_S)), unskewed(a.allocate(BLOCK_L * UNSKEWED_LD)) {}
 
-  void start(int64_t rows) { memset(unskewed, 0, sizeof(float) * rows * UNSKEWED_LD); }
-  // Where zeros must begin to end, for a block that sees keys below `high`: behind the last group of keys
-  // that is read.
-  int64_t reach(int64_t high) {
+  void clear_margins(int64_t rows) { memset(unskewed, 0, sizeof(float) * rows * UNSKEWED_LD); }
+  // Returns the end of the keys that products of a block read and that must be zero where they are not written. The
+  // block sees keys below `high`.
+  int64_t end_of_keys(int64_t high) {
     written = max_of(written, min_of(round_up(high + MR, NR), BLOCK_S));
     return written;
   }
@@ -38,49 +38,49 @@ struct Weights {
     return {p + i * BLOCK_S, unskewed + (i * UNSKEWED_LD + BLOCK_L - 1 - i)};
   }
   float* by_key(int64_t i) const { return unskewed + BLOCK_L - 1 + i * KEY_LD; }
-  // What is not seen must read as zero.
+  // Sets P and dS of row i to zero for the keys [from, to).
   void clear(int64_t i, int64_t from, int64_t to) {
     memset(row(i).p + from, 0, sizeof(float) * (to - from));
     memset(row(i).unskewed + from, 0, sizeof(float) * (to - from));
   }
 };
 
-// dk [BLOCK_S][Dp] and dv [BLOCK_S][Dvp] of a tile.
+// dk [BLOCK_S][Dp] and dv [BLOCK_S][Dvp] of a tile of keys.
 struct KeyGradients {
   int64_t Dp, Drp, Dvp;
   bool wants_dk = false, wants_dv = false;
   float *dk, *dv;
 
   KeyGradients(Arena& a, const BackwardPlan& plan)
-      : Dp(plan.Dp), Drp(plan.Drp), Dvp(plan.Dvp), dk(a.take(BLOCK_S * Dp)), dv(a.take(BLOCK_S * Dvp)) {}
+      : Dp(plan.Dp), Drp(plan.Drp), Dvp(plan.Dvp), dk(a.allocate(BLOCK_S * Dp)), dv(a.allocate(BLOCK_S * Dvp)) {}
 
   void start_item() {}
   void start_tile(bool with_dk, bool with_dv, int64_t keys) {
     wants_dk = with_dk, wants_dv = with_dv;
-    keys = min_of(keys + MR, BLOCK_S);  // the last group of keys
+    keys = min_of(keys + MR, BLOCK_S);  // to the end of the last MR keys
     if (wants_dk) memset(dk, 0, sizeof(float) * keys * Dp);
     if (wants_dv) memset(dv, 0, sizeof(float) * keys * Dvp);
   }
 
-  // From a block whose weights are complete in `rows` rows, for keys [from, to).
+  // Adds the gradients of the keys [from, to) from a block of `rows` queries.
   void add(const Weights& w, const float* qu, const float* dout, int64_t rows, int64_t from, int64_t to) {
-    // MR divides BLOCK_S, so groups of MR stay inside the tile.
+    // MR divides BLOCK_S, so the last MR keys lie in the tile.
     for (int64_t n = from / MR * MR; n < to; n += MR) {
-      if (wants_dv) add_transposed_times_rows(w.p + n, BLOCK_S, dout, rows, Dvp, dv + n * Dvp);
-      if (wants_dk) add_transposed_times_rows(w.by_key(0) + n, Weights::KEY_LD, qu, rows, Dp, dk + n * Dp);
+      if (wants_dv) gemm_add_transposed_rows(w.p + n, BLOCK_S, dout, rows, Dvp, dv + n * Dvp);
+      if (wants_dk) gemm_add_transposed_rows(w.by_key(0) + n, Weights::KEY_LD, qu, rows, Dp, dk + n * Dp);
     }
   }
 
-  // The same of the table, for the unskewed `columns`; dr: of the item and the group's head `head`, row `rho` belonging
-  // to column 0.
+  // Adds the gradient of r from a block, for the unskewed `columns`. Row `rho` of dr, the sum of the item, belongs to
+  // column 0.
   void add_to_table(const Weights& w, const float* qw, int64_t rows, int64_t from, int64_t to, Range columns, int64_t,
                     float* dr, int64_t rho) {
     for (int64_t c = columns.low / MR * MR; c < columns.high; c += MR) {
-      const int64_t first = max_of(0, BLOCK_L - 1 - (c + MR - 1) + from);  // rows with a column of this group
+      const int64_t first = max_of(0, BLOCK_L - 1 - (c + MR - 1) + from);  // rows that have one of these columns
       const int64_t last = min_of(rows, BLOCK_L - 1 - c + to);
       if (first < last)
-        add_transposed_times_rows(w.unskewed + first * UNSKEWED_LD + c, UNSKEWED_LD, qw + first * Drp, last - first,
-                                  Drp, dr + (rho + c) * Drp);
+        gemm_add_transposed_rows(w.unskewed + first * UNSKEWED_LD + c, UNSKEWED_LD, qw + first * Drp, last - first, Drp,
+                                 dr + (rho + c) * Drp);
     }
   }
 
@@ -89,7 +89,7 @@ struct KeyGradients {
 };
 
 #else
-// Where a row's P and dS go, from key 0 of the tile on.
+// Destinations of a row of P and dS, from key 0 of the tile on.
 struct WeightRow {
   bf16 *p, *by_key, *unskewed;
   void put(int64_t n, const vf* weight, const vf* gradient) const {
@@ -99,29 +99,30 @@ struct WeightRow {
   }
 };
 
-// P [BLOCK_L][BLOCK_S], dS the same and unskewed.
+// P and dS [BLOCK_L][BLOCK_S], and unskewed dS [BLOCK_L][UNSKEWED_LD].
 struct Weights {
   static constexpr int64_t KEY_LD = BLOCK_S;
   bf16 *p, *ds, *unskewed;
-  int64_t written = 0;  // keys of a tile that were ever written
+  int64_t written = 0;  // keys of a tile that any block has written
 
   explicit Weights(Arena& a)
-      : p(a.take<bf16>(BLOCK_L * BLOCK_S)),
-        ds(a.take<bf16>(BLOCK_L * BLOCK_S)),
-        unskewed(a.take<bf16>(BLOCK_L * UNSKEWED_LD)) {}
+      : p(a.allocate<bf16>(BLOCK_L * BLOCK_S)),
+        ds(a.allocate<bf16>(BLOCK_L * BLOCK_S)),
+        unskewed(a.allocate<bf16>(BLOCK_L * UNSKEWED_LD)) {}
 
-  void start(int64_t rows) { memset(unskewed, 0, sizeof(bf16) * rows * UNSKEWED_LD); }
-  // Where zeros must begin to end, for a block that sees keys below `high`.
-  int64_t reach(int64_t high) {
-    written = max_of(written, round_up(high, STEP > NR ? STEP : NR));
+  void clear_margins(int64_t rows) { memset(unskewed, 0, sizeof(bf16) * rows * UNSKEWED_LD); }
+  // Returns the end of the keys that products of a block read and that must be zero where they are not written. The
+  // block sees keys below `high`.
+  int64_t end_of_keys(int64_t high) {
+    written = max_of(written, round_up(high, KEY_STEP > NR ? KEY_STEP : NR));
     return written;
   }
-  // unskew: whether the row is read unskewed, too.
+  // unskew: whether dS is written unskewed, too.
   WeightRow row(int64_t i, bool unskew = true) const {
     return {p + i * BLOCK_S, ds + i * BLOCK_S, unskew ? unskewed + (i * UNSKEWED_LD + BLOCK_L - 1 - i) : nullptr};
   }
   const bf16* by_key(int64_t i) const { return ds + i * BLOCK_S; }
-  // What is not seen must read as zero.
+  // Sets P and dS of row i to zero for the keys [from, to).
   void clear(int64_t i, int64_t from, int64_t to) {
     const WeightRow at = row(i);
     bf16* const all[] = {at.p, at.by_key, at.unskewed};
@@ -129,33 +130,34 @@ struct Weights {
   }
 };
 
-// [rows / 2][columns][2]: rows of stride ld in pairs, columns [from, to), multiples of LANES.
-static void pair_rows(const bf16* rows, int64_t ld, int64_t count, int64_t from, int64_t to, bf16* pairs) {
+// Interleaves pairs of rows: [count][ld] -> [count / 2][ld][2], for the columns [from, to), multiples of LANES.
+static void interleave_rows(const bf16* rows, int64_t ld, int64_t count, int64_t from, int64_t to, bf16* pairs) {
   for (int64_t i = 0; i < count; i += 2, rows += 2 * ld, pairs += 2 * ld)
-    for (int64_t n = from; n < to; n += LANES) store_words(pairs + 2 * n, paired(rows + n, rows + ld + n));
+    for (int64_t n = from; n < to; n += LANES) store_words(pairs + 2 * n, interleave_bf16(rows + n, rows + ld + n));
 }
 
-// [width][BLOCK_L] of [count][width], width a multiple of NR; rows up to a whole vector are read.
+// Transposes [count][width] to [width][BLOCK_L], width a multiple of NR. `count` is rounded up to 2 * LANES rows, which
+// are read.
 static void transpose_rows(const bf16* rows, int64_t width, int64_t count, bf16* columns) {
-  static_assert(BLOCK_L % (2 * LANES) == 0, "queries in whole vectors of pairs");
+  static_assert(BLOCK_L % (2 * LANES) == 0, "a block is a whole number of vectors of pairs");
   for (int64_t i = 0; i < count; i += 2 * LANES)
     for (int64_t d = 0; d < width; d += LANES) {
       vf x[LANES];
       const bf16* from = rows + i * width + d;
       TXL_UNROLL(16)
-      for (int z = 0; z < LANES; ++z) x[z] = (vf)paired(from + 2 * z * width, from + (2 * z + 1) * width);
+      for (int z = 0; z < LANES; ++z) x[z] = (vf)interleave_bf16(from + 2 * z * width, from + (2 * z + 1) * width);
       transpose(x);
       TXL_UNROLL(16)
       for (int z = 0; z < LANES; ++z) store_words(columns + (d + z) * BLOCK_L + i, (vu)x[z]);
     }
 }
 
-// dk and dv of a tile and dr of an item are added up transposed, [Dp (dv: Dvp, dr: Drp)][keys or rhos]: so that pairs
-// of queries lie side by side in what multiplies the weights, and weights need no transposition.
+// dk and dv of a tile of keys and dr of an item are accumulated transposed, [Dp (dv: Dvp, dr: Drp)][keys or rhos]. P
+// and dS are then the right factor, whose rows are interleaved, and need no transposition.
 struct KeyGradients {
   int64_t Dp, Drp, Dvp, rhos, dr_ld, heads;
   bool wants_dk = false, wants_dv = false;
-  float *dk, *dv;                  // [BLOCK_S][Dp or Dvp], of a finished tile
+  float *dk, *dv;                  // [BLOCK_S][Dp or Dvp], when a tile is finished
   float *dk_columns, *dv_columns;  // [Dp or Dvp][BLOCK_S]
   float* dr_columns;               // [heads][Drp][dr_ld]
   bf16 *p_pairs, *ds_pairs, *unskewed_pairs, *qu_columns, *qw_columns, *dout_columns;
@@ -165,19 +167,19 @@ struct KeyGradients {
         Drp(plan.Drp),
         Dvp(plan.Dvp),
         rhos(plan.dr_rows()),
-        dr_ld(round_up(rhos, 2 * NR) + NR),  // rows far apart in the cache's sets
+        dr_ld(round_up(rhos, 2 * NR) + NR),  // rows do not share cache sets
         heads(plan.heads),
-        dk(a.take(BLOCK_S * Dp)),
-        dv(a.take(BLOCK_S * Dvp)),
-        dk_columns(a.take(BLOCK_S * Dp)),
-        dv_columns(a.take(BLOCK_S * Dvp)),
-        dr_columns(a.take(rhos ? heads * dr_ld * Drp : 0)),
-        p_pairs(a.take<bf16>(BLOCK_L * BLOCK_S)),
-        ds_pairs(a.take<bf16>(BLOCK_L * BLOCK_S)),
-        unskewed_pairs(a.take<bf16>(BLOCK_L * UNSKEWED_LD)),
-        qu_columns(a.take<bf16>(BLOCK_L * Dp)),
-        qw_columns(a.take<bf16>(BLOCK_L * Drp)),
-        dout_columns(a.take<bf16>(BLOCK_L * Dvp)) {}
+        dk(a.allocate(BLOCK_S * Dp)),
+        dv(a.allocate(BLOCK_S * Dvp)),
+        dk_columns(a.allocate(BLOCK_S * Dp)),
+        dv_columns(a.allocate(BLOCK_S * Dvp)),
+        dr_columns(a.allocate(rhos ? heads * dr_ld * Drp : 0)),
+        p_pairs(a.allocate<bf16>(BLOCK_L * BLOCK_S)),
+        ds_pairs(a.allocate<bf16>(BLOCK_L * BLOCK_S)),
+        unskewed_pairs(a.allocate<bf16>(BLOCK_L * UNSKEWED_LD)),
+        qu_columns(a.allocate<bf16>(BLOCK_L * Dp)),
+        qw_columns(a.allocate<bf16>(BLOCK_L * Drp)),
+        dout_columns(a.allocate<bf16>(BLOCK_L * Dvp)) {}
 
   void start_item() { memset(dr_columns, 0, sizeof(float) * heads * dr_ld * Drp); }
   void start_tile(bool with_dk, bool with_dv, int64_t keys) {
@@ -186,36 +188,36 @@ struct KeyGradients {
     for (int64_t d = 0; wants_dv && d < Dvp; ++d) memset(dv_columns + d * BLOCK_S, 0, sizeof(float) * keys);
   }
 
-  // From a block whose weights are complete in `rows` rows, for keys [from, to).
+  // Adds the gradients of the keys [from, to) from a block of `rows` queries.
   void add(const Weights& w, const bf16* qu, const bf16* dout, int64_t rows, int64_t from, int64_t to) {
     from = from / NR * NR, to = round_up(to, NR);
     if (wants_dv) {
-      pair_rows(w.p, BLOCK_S, rows, from, to, p_pairs);
+      interleave_rows(w.p, BLOCK_S, rows, from, to, p_pairs);
       transpose_rows(dout, Dvp, rows, dout_columns);
-      add_columns(Dvp, dout_columns, p_pairs, BLOCK_S, 0, rows, from, to, dv_columns, BLOCK_S);
+      gemm_add_columns(Dvp, dout_columns, p_pairs, BLOCK_S, 0, rows, from, to, dv_columns, BLOCK_S);
     }
     if (wants_dk) {
-      pair_rows(w.ds, BLOCK_S, rows, from, to, ds_pairs);
+      interleave_rows(w.ds, BLOCK_S, rows, from, to, ds_pairs);
       transpose_rows(qu, Dp, rows, qu_columns);
-      add_columns(Dp, qu_columns, ds_pairs, BLOCK_S, 0, rows, from, to, dk_columns, BLOCK_S);
+      gemm_add_columns(Dp, qu_columns, ds_pairs, BLOCK_S, 0, rows, from, to, dk_columns, BLOCK_S);
     }
   }
 
-  // The same of the table, for the unskewed `columns`; `rho`: the row of dr, of the group's head `head`, that belongs
+  // Adds the gradient of r from a block of head `head` of the item, for the unskewed `columns`. Row `rho` of dr belongs
   // to column 0.
   void add_to_table(const Weights& w, const bf16* qw, int64_t rows, int64_t from, int64_t to, Range columns,
                     int64_t head, float*, int64_t rho) {
     float* const dr = dr_columns + head * Drp * dr_ld;
     from = from / NR * NR, to = round_up(to, NR);
     columns = {columns.low / NR * NR, min_of(round_up(columns.high, NR), UNSKEWED_LD)};
-    pair_rows(w.unskewed, UNSKEWED_LD, rows, columns.low, columns.high, unskewed_pairs);
+    interleave_rows(w.unskewed, UNSKEWED_LD, rows, columns.low, columns.high, unskewed_pairs);
     transpose_rows(qw, Drp, rows, qw_columns);
     for (int64_t c = columns.low; c < columns.high; c += NR) {
       const int64_t first =
-          max_of(0, BLOCK_L - 1 - (c + NR - 1) + from) / DEPTH * DEPTH;  // rows with a column of these
+          max_of(0, BLOCK_L - 1 - (c + NR - 1) + from) / DEPTH * DEPTH;  // rows that have one of these columns
       const int64_t last = min_of(rows, round_up(BLOCK_L - 1 - c + to, DEPTH));
       if (first < last)
-        add_columns(Drp, qw_columns, unskewed_pairs, UNSKEWED_LD, first, last, c, c + NR, dr + rho, dr_ld);
+        gemm_add_columns(Drp, qw_columns, unskewed_pairs, UNSKEWED_LD, first, last, c, c + NR, dr + rho, dr_ld);
     }
   }
 
@@ -226,16 +228,17 @@ struct KeyGradients {
   void finish_item(int64_t head, float* dr) { transpose_back(Drp, dr_columns + head * Drp * dr_ld, dr_ld, rhos, dr); }
 
  private:
-  // sums[d][n] += sum over the queries [first, last) of x[d][i] * weights[i][n], for d < width and n in [from, to).
-  void add_columns(int64_t width, const bf16* x, const bf16* pairs, int64_t ld, int64_t first, int64_t last,
-                   int64_t from, int64_t to, float* sums, int64_t sums_ld) {
+  // sums[d][n] += the sum over queries i in [first, last) of x[d][i] * weights[i][n], for d < width and n in [from,
+  // to).
+  void gemm_add_columns(int64_t width, const bf16* x, const bf16* pairs, int64_t ld, int64_t first, int64_t last,
+                        int64_t from, int64_t to, float* sums, int64_t sums_ld) {
     for (int64_t n = from; n < to; n += NR)
       for (int64_t d = 0; d < width; d += MR)
-        micro<true>(x + d * BLOCK_L + first, BLOCK_L, pairs + first * ld + 2 * n, ld, last - first,
-                    sums + d * sums_ld + n, sums_ld);
+        microkernel<true>(x + d * BLOCK_L + first, BLOCK_L, pairs + first * ld + 2 * n, ld, last - first,
+                          sums + d * sums_ld + n, sums_ld);
   }
 
-  // rows[n][width] of columns[width][ld], n < count.
+  // rows[n][d] = columns[d][n] for n < count, d < width.
   void transpose_back(int64_t width, const float* columns, int64_t ld, int64_t count, float* rows) {
     for (int64_t n = 0; n < count; n += LANES)
       for (int64_t d = 0; d < width; d += LANES) transpose(columns + d * ld + n, ld, rows + n * width + d, width);
@@ -244,7 +247,7 @@ struct KeyGradients {
 
 #endif
 
-// sums[c] += the sum of `rows` rows of an unskewed tile, for its `columns`.
+// Adds the sum of `rows` rows of unskewed dS to sums, for its `columns`.
 static void add_unskewed(const Weights& w, int64_t rows, Range columns, float* sums) {
   for (int64_t c = columns.low / LANES * LANES; c < columns.high; c += LANES) {
     vf sum = load(sums + c);

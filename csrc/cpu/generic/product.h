@@ -1,49 +1,49 @@
-// The products that everything is built from, and how rows are laid out for them.
+// Matrix products of packed rows, and packing.
 #pragma once
 #include "instruction_set.h"
-#include TXL_UNIT
+#include TXL_MICROKERNEL
 
 namespace txl::TXL_ISA {
 namespace {
 
-// Keys of a tile: a multiple of MR, of DEPTH (32: of AMX and its emulation) and of NR.
+// Keys of a tile: a multiple of MR, NR and DEPTH (which is 32 for AMX and its emulation).
 constexpr int64_t BLOCK_S = LANES == 16 || DEPTH == 32 ? 288 : 192;
 
-// Elements of a row in panels.
-TXL_INLINE int64_t deep(int64_t D) { return round_up(D, DEPTH); }
+// The width of a row in panels.
+TXL_INLINE int64_t padded_depth(int64_t D) { return round_up(D, DEPTH); }
 
-#ifndef TXL_PAIRS
-// In float32. Rows are laid out as
+#ifndef TXL_BF16_DOT
+// Products in float32. The right factor is packed as
 //
-//   panels  [rows / NR][D][NR]   for a product over D    (times_panels)
-//   rows    [rows][Dp]           for a product over rows (add_times_rows)
+//   panels  [rows / NR][D][NR]   for a sum over D    (gemm_panels)
+//   rows    [rows][Dp]           for a sum over rows (gemm_add_rows)
 
 typedef float Packed;  // an element of packed rows
 
 constexpr int64_t BLOCK_L = 48;  // queries of a block in backward: a multiple of MR and DROPOUT_ROWS
 
-// Weights are written so many at a time.
-constexpr int WEIGHTS = LANES;
+// The number of weights that are stored at a time.
+constexpr int WEIGHTS_PER_STORE = LANES;
 
-TXL_INLINE vf weight_of(vf score) { return exp_of(score); }
+TXL_INLINE vf exp_weight(vf score) { return exp_of(score); }
 TXL_INLINE void store_weights(float* p, const vf x[1]) { store(p, x[0]); }
 
-// c[MR][panels * NR] = a[MR][D] . packed panels of [D][NR].
-static __attribute__((noinline)) void times_panels(const float* a, int64_t lda, const float* panels, int64_t D,
-                                                   int64_t count, float* c, int64_t ldc) {
-  for (int64_t p = 0; p < count; ++p) micro<false>(a, lda, panels + p * D * NR, NR, D, c + p * NR, ldc);
+// c[MR][count * NR] = a[MR][D] . `count` panels [D][NR].
+static __attribute__((noinline)) void gemm_panels(const float* a, int64_t lda, const float* panels, int64_t D,
+                                                  int64_t count, float* c, int64_t ldc) {
+  for (int64_t p = 0; p < count; ++p) microkernel<false>(a, lda, panels + p * D * NR, NR, D, c + p * NR, ldc);
 }
 
 // c[MR][width] += a[MR][n] . b[n][width], width a multiple of NR.
-static __attribute__((noinline)) void add_times_rows(const float* a, int64_t lda, const float* b, int64_t n,
-                                                     int64_t width, float* c) {
-  for (int64_t x = 0; x < width; x += NR) micro<true>(a, lda, b + x, width, n, c + x, width);
+static __attribute__((noinline)) void gemm_add_rows(const float* a, int64_t lda, const float* b, int64_t n,
+                                                    int64_t width, float* c) {
+  for (int64_t x = 0; x < width; x += NR) microkernel<true>(a, lda, b + x, width, n, c + x, width);
 }
 
 // c[MR][width] += transposed(a[n][MR]) . b[n][width], width a multiple of NR.
-static __attribute__((noinline)) void add_transposed_times_rows(const float* a, int64_t lda, const float* b, int64_t n,
-                                                                int64_t width, float* c) {
-  for (int64_t x = 0; x < width; x += NR) micro<true, true>(a, lda, b + x, width, n, c + x, width);
+static __attribute__((noinline)) void gemm_add_transposed_rows(const float* a, int64_t lda, const float* b, int64_t n,
+                                                               int64_t width, float* c) {
+  for (int64_t x = 0; x < width; x += NR) microkernel<true, true>(a, lda, b + x, width, n, c + x, width);
 }
 
 template <class T>
@@ -80,22 +80,23 @@ TXL_INLINE void pack_rows(const T* const source[NR], int64_t D, int64_t Dp, floa
 }
 
 #else
-// In pairs of bfloat16. Dk: D rounded up to DEPTH. Rows are laid out as
+// bf16 dot products. Dk: D rounded up to DEPTH. The right factor is packed as
 //
-//   panels  [rows / NR][Dk / 2][NR][2]   for a product over D
-//   rows    [rows / 2][Dp][2]            for a product over rows
+//   panels  [rows / NR][Dk / 2][NR][2]   for a sum over D
+//   rows    [rows / 2][Dp][2]            for a sum over rows
 
 typedef bf16 Packed;  // an element of packed rows
 
 constexpr int64_t BLOCK_L = 96;  // queries of a block in backward: a multiple of MR, NR and DROPOUT_ROWS
 static_assert(BLOCK_L % MR == 0 && BLOCK_L % NR == 0, "blocks are whole tiles");
 
-// Weights are written so many at a time: whole rows of a tile, or what reads them waits for the halves.
-constexpr int WEIGHTS = 2 * LANES;
+// The number of weights that are stored at a time: whole rows of a tile register, since a load that spans two stores
+// waits for both.
+constexpr int WEIGHTS_PER_STORE = 2 * LANES;
 
-TXL_INLINE vf weight_of(vf score) { return exp_for_bf16(score); }
+TXL_INLINE vf exp_weight(vf score) { return exp_for_bf16(score); }
 TXL_INLINE void store_weights(bf16* p, const vf x[2]) {
-#ifdef TXL_ROUNDS_BF16
+#ifdef TXL_AVX512_BF16
   const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(x[1], x[0]);
   memcpy(p, &both, 64);
 #elif defined(TXL_ARM_BF16)
@@ -108,29 +109,29 @@ TXL_INLINE void store_weights(bf16* p, const vf x[2]) {
 #endif
 }
 
-// c[MR][panels * NR] = a[MR][Dk] . packed panels of [Dk / 2][NR][2].
-static __attribute__((noinline)) void times_panels(const bf16* a, int64_t lda, const bf16* panels, int64_t Dk,
-                                                   int64_t count, float* c, int64_t ldc) {
-  for (int64_t p = 0; p < count; ++p) micro<false>(a, lda, panels + p * Dk * NR, NR, Dk, c + p * NR, ldc);
+// c[MR][count * NR] = a[MR][Dk] . `count` panels [Dk / 2][NR][2].
+static __attribute__((noinline)) void gemm_panels(const bf16* a, int64_t lda, const bf16* panels, int64_t Dk,
+                                                  int64_t count, float* c, int64_t ldc) {
+  for (int64_t p = 0; p < count; ++p) microkernel<false>(a, lda, panels + p * Dk * NR, NR, Dk, c + p * NR, ldc);
 }
 
-// c[MR][width] += a[MR][n] . paired rows b[n / 2][width][2], width a multiple of NR, n of DEPTH.
-static __attribute__((noinline)) void add_times_rows(const bf16* a, int64_t lda, const bf16* b, int64_t n,
-                                                     int64_t width, float* c) {
-  for (int64_t x = 0; x < width; x += NR) micro<true>(a, lda, b + 2 * x, width, n, c + x, width);
+// c[MR][width] += a[MR][n] . b[n / 2][width][2], width a multiple of NR, n of DEPTH.
+static __attribute__((noinline)) void gemm_add_rows(const bf16* a, int64_t lda, const bf16* b, int64_t n, int64_t width,
+                                                    float* c) {
+  for (int64_t x = 0; x < width; x += NR) microkernel<true>(a, lda, b + 2 * x, width, n, c + x, width);
 }
 
 static_assert(sizeof(bf16) == 2 && DEPTH % 2 == 0, "a pair is a word of 32 bits");
 
-TXL_INLINE vu load_words(const bf16* p) { return *reinterpret_cast<const vu_any*>(p); }
-TXL_INLINE void store_words(bf16* p, vu x) { *reinterpret_cast<vu_any*>(p) = x; }
+TXL_INLINE vu load_words(const bf16* p) { return *reinterpret_cast<const vu_unaligned*>(p); }
+TXL_INLINE void store_words(bf16* p, vu x) { *reinterpret_cast<vu_unaligned*>(p) = x; }
 
-// The pairs (a[n], b[n]) of LANES columns.
-TXL_INLINE vu paired(const bf16* a, const bf16* b) {
-  return widen(*reinterpret_cast<const vh_any*>(a)) | (widen(*reinterpret_cast<const vh_any*>(b)) << 16);
+// The pairs (a[n], b[n]) for n < LANES.
+TXL_INLINE vu interleave_bf16(const bf16* a, const bf16* b) {
+  return widen(*reinterpret_cast<const vh_unaligned*>(a)) | (widen(*reinterpret_cast<const vh_unaligned*>(b)) << 16);
 }
 
-// Pairs of columns of NR rows, transposed; a null row is zeros.
+// Packs NR rows into a panel, a transposition of pairs of columns; a null row is zeros.
 static void pack_panel(const bf16* const source[NR], int64_t D, bf16* panel) {
   int64_t d = 0;
   for (; d + 2 * LANES <= D; d += 2 * LANES) {
@@ -143,7 +144,7 @@ static void pack_panel(const bf16* const source[NR], int64_t D, bf16* panel) {
       for (int z = 0; z < LANES; ++z) store_words(panel + (d + 2 * z) * NR + 2 * n, (vu)x[z]);
     }
   }
-  for (; d < deep(D); d += 2)
+  for (; d < padded_depth(D); d += 2)
     for (int n = 0; n < NR; ++n)
       for (int z = 0; z < 2; ++z) panel[d * NR + 2 * n + z] = source[n] && d + z < D ? source[n][d + z] : bf16{};
 }
@@ -153,7 +154,7 @@ TXL_INLINE void pack_panel(const T* const source[NR], int64_t D, bf16* panel) {
   pack_panel(source, D, panel);
 }
 
-// A row as it is, zeros behind D.
+// Copies a row, with zeros from D on.
 template <class T>
 static void pack_row(const T* row, int64_t D, int64_t Dp, bf16* out) {
   if (row) memcpy(out, row, sizeof(bf16) * D);
@@ -166,7 +167,7 @@ static void pack_rows(const T* const source[NR], int64_t D, int64_t Dp, bf16* ro
     const T *a = source[n], *b = source[n + 1];
     int64_t d = 0;
     if (a && b)
-      for (; d + LANES <= D; d += LANES) store_words(rows + 2 * d, paired(a + d, b + d));
+      for (; d + LANES <= D; d += LANES) store_words(rows + 2 * d, interleave_bf16(a + d, b + d));
     for (; d < D; ++d) {
       rows[2 * d] = a ? a[d] : bf16{};
       rows[2 * d + 1] = b ? b[d] : bf16{};
@@ -177,7 +178,8 @@ static void pack_rows(const T* const source[NR], int64_t D, int64_t Dp, bf16* ro
 
 #endif
 
-constexpr int64_t STEP = WEIGHTS > DEPTH ? WEIGHTS : DEPTH;  // columns of weights are multiples of it
+constexpr int64_t KEY_STEP =
+    WEIGHTS_PER_STORE > DEPTH ? WEIGHTS_PER_STORE : DEPTH;  // strips are computed for a multiple of it of keys
 
 }  // namespace
 }  // namespace txl::TXL_ISA

@@ -1,5 +1,5 @@
-// The unit for pairs of bfloat16 by VDPBF16PS (AVX512_BF16): 16 sums of two products each. Products are exact, sums
-// rounded to nearest, denormals are zero.
+// The bf16 microkernel for AVX512_BF16. VDPBF16PS adds two products to each of 16 float32 sums. Products are exact,
+// sums are rounded to nearest, denormals are flushed to zero.
 #pragma once
 #include "../generic/vector.h"
 
@@ -8,14 +8,13 @@ namespace {
 
 constexpr int MR = 8;          // rows of a register tile
 constexpr int NR = 2 * LANES;  // columns: two vectors, so 16 of 32 registers accumulate
-constexpr int DEPTH = 2;       // a product sums over a multiple of it
+constexpr int DEPTH = 2;       // the inner dimension is a multiple of it
 
-struct Unit {};  // nothing to prepare
+struct TileConfig {};  // only AMX has one
 
-// c[i][0..NR) (+)= sum over k < n of a[i * lda + k] * b[k][0..NR), for i < MR; b in pairs of rows of
-// width ldb, n a multiple of DEPTH.
+// c[MR][NR] (+)= a[MR][n] . b[n][NR], n a multiple of DEPTH; b is packed as [n / 2][ldb][2].
 template <bool ACCUMULATE>
-TXL_INLINE void micro(const bf16* a, int64_t lda, const bf16* b, int64_t ldb, int64_t n, float* c, int64_t ldc) {
+TXL_INLINE void microkernel(const bf16* a, int64_t lda, const bf16* b, int64_t ldb, int64_t n, float* c, int64_t ldc) {
   vf acc[MR][2];
   TXL_UNROLL(8)
   for (int i = 0; i < MR; ++i) {
@@ -23,8 +22,8 @@ TXL_INLINE void micro(const bf16* a, int64_t lda, const bf16* b, int64_t ldb, in
     acc[i][1] = ACCUMULATE ? load(c + i * ldc + LANES) : vf{};
   }
   for (int64_t k = 0; k < n; k += 2) {
-    const __m512bh b0 = (__m512bh) * reinterpret_cast<const vu_any*>(b + k * ldb);
-    const __m512bh b1 = (__m512bh) * reinterpret_cast<const vu_any*>(b + k * ldb + NR);
+    const __m512bh b0 = (__m512bh) * reinterpret_cast<const vu_unaligned*>(b + k * ldb);
+    const __m512bh b1 = (__m512bh) * reinterpret_cast<const vu_unaligned*>(b + k * ldb + NR);
     TXL_UNROLL(8)
     for (int i = 0; i < MR; ++i) {
       int32_t word;
@@ -41,8 +40,8 @@ TXL_INLINE void micro(const bf16* a, int64_t lda, const bf16* b, int64_t ldb, in
   }
 }
 
-// Keeps the unit busy: products of registers.
-static void busy(int64_t iterations) {
+// Products of registers, without loads or stores.
+static void peak_loop(int64_t iterations) {
   const __m512bh x = (__m512bh)_mm512_set1_epi32(0x3F803F80), y = (__m512bh)_mm512_set1_epi32(0x3A003A00);
   vf acc[2 * MR];
   TXL_UNROLL(16)
@@ -51,11 +50,13 @@ static void busy(int64_t iterations) {
     TXL_UNROLL(16)
     for (int z = 0; z < 2 * MR; ++z) {
       acc[z] = _mm512_dpbf16_ps(acc[z], x, y);
-      asm volatile("" : "+v"(acc[z]));  // used
+      asm volatile("" : "+v"(acc[z]));  // keeps the product
     }
   }
 }
-static double operations_of(int64_t iterations) { return 2.0 * 2 * MR * 2 * LANES * static_cast<double>(iterations); }
+static double peak_loop_operations(int64_t iterations) {
+  return 2.0 * 2 * MR * 2 * LANES * static_cast<double>(iterations);
+}
 
 }  // namespace
 }  // namespace txl::TXL_ISA

@@ -1,4 +1,4 @@
-// The unit in float32: a register tile of the vectors, from which everything is built.
+// The float32 microkernel, by vector FMA.
 #pragma once
 #include "../generic/vector.h"
 
@@ -7,19 +7,19 @@ namespace {
 
 #ifdef TXL_ISA_neon
 constexpr int MR = 12;
-typedef float vf_half __attribute__((vector_size(8), aligned(4), may_alias));  // at any address
+typedef float vf_half __attribute__((vector_size(8), aligned(4), may_alias));  // unaligned
 #else
 constexpr int MR = LANES == 16 ? 12 : 6;
 #endif
 constexpr int NR = 2 * LANES;  // columns: two vectors, so 12 of 16 registers accumulate, or 24 of 32
-constexpr int DEPTH = 1;       // a product sums over a multiple of it
+constexpr int DEPTH = 1;       // the inner dimension is a multiple of it
 
-struct Unit {};  // nothing to prepare
+struct TileConfig {};  // only AMX has one
 
-// c[i][0..NR) (+)= sum over k < n of a[i][k] * b[k * ldb + 0..NR), for i < MR; a in rows of length lda, or
-// TRANSPOSED: in columns.
+// c[MR][NR] (+)= a[MR][n] . b[n][NR]; TRANSPOSED: a is stored as [n][MR].
 template <bool ACCUMULATE, bool TRANSPOSED = false>
-TXL_INLINE void micro(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t n, float* c, int64_t ldc) {
+TXL_INLINE void microkernel(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t n, float* c,
+                            int64_t ldc) {
   vf acc[MR][2];
   TXL_UNROLL(12)
   for (int i = 0; i < MR; ++i) {
@@ -27,7 +27,7 @@ TXL_INLINE void micro(const float* a, int64_t lda, const float* b, int64_t ldb, 
     acc[i][1] = ACCUMULATE ? load(c + i * ldc + LANES) : vf{};
   }
   int64_t k = 0;
-#ifdef TXL_ISA_neon  // which multiplies by a lane: a load of a serves two steps, or four rows
+#ifdef TXL_ISA_neon  // FMLA multiplies by one lane: a load of a serves two steps, or four rows
   for (; !TRANSPOSED && k + 2 <= n; k += 2) {
     const float *row = a + k, *at = b + k * ldb, *next = at + ldb;
     const vf b00 = load(at), b01 = load(at + LANES), b10 = load(next), b11 = load(next + LANES);
@@ -35,7 +35,7 @@ TXL_INLINE void micro(const float* a, int64_t lda, const float* b, int64_t ldb, 
     for (int i = 0; i < MR; i += 2, row += 2 * lda) {
       vf_half x = *reinterpret_cast<const vf_half*>(row), y = *reinterpret_cast<const vf_half*>(row + lda);
       asm volatile("" : "+w"(x));
-      asm volatile("" : "+w"(y));  // one load each, and no earlier: 24 sums and b leave four registers
+      asm volatile("" : "+w"(y));  // keeps each load here: 24 sums and b leave four registers
       acc[i][0] += x[0] * b00;
       acc[i][1] += x[0] * b01;
       acc[i + 1][0] += y[0] * b00;
@@ -55,7 +55,7 @@ TXL_INLINE void micro(const float* a, int64_t lda, const float* b, int64_t ldb, 
       acc[i][1] += x[i % LANES] * b1;
     }
   }
-  TXL_UNROLL(1)  // what is left
+  TXL_UNROLL(1)  // the last step
 #else
   TXL_UNROLL(2)
 #endif

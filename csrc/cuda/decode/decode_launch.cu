@@ -1,4 +1,4 @@
-// How decode splits its keys, and its kernels by element type.
+// The split of decode's keys into parts, and dispatch by element type.
 #include <algorithm>
 
 #include "decode_launch.cuh"
@@ -7,24 +7,25 @@ namespace txl_cuda {
 
 namespace {
 
-constexpr int64_t STEP = 64;           // keys; what a block has in flight at a time
-constexpr int64_t MAX_KEYS = 512;      // of a part
-constexpr int64_t START = 48;          // what a block's beginning and end cost, in keys: a guess
-constexpr int64_t SHARED = 47 * 1024;  // bytes every device grants without asking, but for one KB of the system
+constexpr int64_t STEP = 64;  // keys that a block has in flight at a time
+constexpr int64_t MAX_PART_KEYS = 512;
+constexpr int64_t BLOCK_OVERHEAD = 48;           // cost of a block's beginning and end, in keys: an estimate
+constexpr int64_t MAX_SHARED_BYTES = 47 * 1024;  // of a block without opt-in, less one KB that the system reserves
 
-int64_t up(int64_t x, int64_t by) { return (x + by - 1) / by; }
+int64_t div_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 
-// Q of the instance that with_shape will take.
+// The Q of the instance that with_shape chooses.
 int64_t instance_queries(const DecodeProblem& p) {
   return !p.aligned || p.L > 4 ? MAX_DECODE_QUERIES : p.L == 1 ? 1 : 4;
 }
 
-// Most keys whose scores fit in shared memory beside the queries.
-int64_t max_keys(const DecodeProblem& p) {
+// The maximum of keys whose scores fit in shared memory beside the queries.
+int64_t max_part_keys(const DecodeProblem& p) {
   const int Q = static_cast<int>(instance_queries(p));
   const int width = !p.aligned ? MAX_WIDTH : p.D <= 64 ? 64 : p.D <= 128 ? 128 : MAX_WIDTH;
-  int64_t keys = MAX_KEYS;
-  while (static_cast<int64_t>(sizeof(float)) * layout(Q, width, static_cast<int>(keys)).floats > SHARED) keys -= STEP;
+  int64_t keys = MAX_PART_KEYS;
+  while (static_cast<int64_t>(sizeof(float)) * layout(Q, width, static_cast<int>(keys)).floats > MAX_SHARED_BYTES)
+    keys -= STEP;
   return keys;
 }
 
@@ -35,16 +36,16 @@ int64_t split_decode(DecodeProblem& p, int multiprocessors) {
     throw std::invalid_argument("sizes that the CUDA kernels do not take");
   p.first_key = std::max<int64_t>(0, p.M - p.left);
   const int64_t S = p.M + p.L - p.first_key, heads = p.B * p.H;
-  // Blocks that run at once, by the registers of the instances; the split that takes the fewest
-  // such rounds of keys.
-  const int64_t Q = instance_queries(p), at_once = std::max(1, multiprocessors) * (Q == 1 ? 4 : Q == 4 ? 3 : 2);
+  // The number of resident blocks follows from the registers of the instances. The split with the least estimated time
+  // for all waves of blocks is chosen.
+  const int64_t Q = instance_queries(p), resident = std::max(1, multiprocessors) * (Q == 1 ? 4 : Q == 4 ? 3 : 2);
   int64_t keys = 0, min_cost = INT64_MAX;
-  for (int64_t tried = max_keys(p); tried > 0; tried -= STEP) {
-    const int64_t cost = up(heads * up(S, tried), at_once) * (tried + START);
-    if (cost < min_cost) min_cost = cost, keys = tried;
+  for (int64_t candidate = max_part_keys(p); candidate > 0; candidate -= STEP) {
+    const int64_t cost = div_up(heads * div_up(S, candidate), resident) * (candidate + BLOCK_OVERHEAD);
+    if (cost < min_cost) min_cost = cost, keys = candidate;
   }
-  p.part_keys = std::min(keys, up(S, STEP) * STEP);
-  p.parts = up(S, p.part_keys);
+  p.part_keys = std::min(keys, div_up(S, STEP) * STEP);
+  p.parts = div_up(S, p.part_keys);
   if (p.parts > MAX_GRID || p.H > MAX_GRID || p.B > INT32_MAX)
     throw std::invalid_argument("more keys or batch rows than a grid of blocks can have");
   return p.parts > 1 ? heads * p.L * p.parts * (p.D + 2) : 0;

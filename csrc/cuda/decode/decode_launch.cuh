@@ -1,4 +1,4 @@
-// The decode kernels' instances for one element type: by width of a row and number of queries.
+// The decode kernels' instances for one element type, by width of a row and number of queries, and their launches.
 #pragma once
 #include "../launch.cuh"
 #include "part.cuh"
@@ -33,9 +33,9 @@ void with_queries(const DecodeProblem& p, const Use& use) {
   return use(Shape<T, LANES, CHUNKS, MAX_DECODE_QUERIES, true>());
 }
 
-// Calls use(Shape()) with the instance for a call. Lanes of a row: a power of two that covers it
-// with 16 bytes each; rows beyond a warp take two loads a lane. Rows that are not aligned are rare:
-// one instance serves them all. decode_launch.cu's `max_keys` follows these choices.
+// Calls use(Shape()) with the instance for a call. A row is read by a power of two of lanes, 16 bytes each, or by a
+// warp with two loads for each lane. Rows that are not aligned are rare, so all such calls use one instance.
+// `max_part_keys` in decode_launch.cu repeats these choices.
 template <class T, class Use>
 void with_shape(const DecodeProblem& p, const Use& use) {
   constexpr int E = 16 / sizeof(T), WIDEST = MAX_WIDTH / E / WARP;

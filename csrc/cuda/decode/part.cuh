@@ -1,9 +1,8 @@
-// Decode: attention of up to 16 queries over one part of the keys: the work is reading k, v and r once.
+// Decode: attention of up to 16 queries over one part of the keys, limited by reading k, v and r once.
 //
-// A block takes one (b, h) and one part of the keys, for all queries of the segment. It loads
-// its first rows of k, r and v at once, then forms scores in shared memory (content, then position,
-// each over rows as they lie), weights, and the weighted sum of values. Nothing is waited for on
-// the host and nothing is allocated.
+// A block has one (b, h), one part of the keys and all queries of the segment. It issues the loads of its first rows of
+// k, r and v together, then computes scores in shared memory (content terms by row of k, then positional terms by row
+// of r), weights, and the weighted sum of values. The host neither waits nor allocates.
 #pragma once
 #include "scores.cuh"
 #include "values.cuh"
@@ -16,7 +15,7 @@ TXL_KERNEL void part_kernel(const DecodeProblem p) {
   using T = typename S::T;
   const Block<S> block(p, shared);
   const Hull& hull = block.hull;
-  const int low = hull.low, high = hull.high, first = low & ~3;  // four weights are read at once
+  const int low = hull.low, high = hull.high, first = low & ~3;  // weights are read four at a time
   const KeyRows<S> k(p, p.k_mem, p.k, block.b, block.h, block.first_key);
   const KeyRows<S> v(p, p.v_mem, p.v, block.b, block.h, block.first_key);
   const T* const r_row = row_of<T>(p.r, block.h, p.zero_row + p.M - block.first_key, 0);
@@ -35,14 +34,14 @@ TXL_KERNEL void part_kernel(const DecodeProblem p) {
     if (q - n >= low && q - n < high) block.scores(q)[q - n] += x;  // this row's distance from query q
   });
   barrier();
-  find_tops(block);
+  find_row_maxima(block);
   barrier();
-  weigh(block);
+  exponentiate(block);
   barrier();
 
   float total[S::Q][S::PER_LANE] = {};
   add_values<S>(block, v, v_tile, first, total);
-  add_up<S>(block, total);
+  reduce_over_block<S>(block, total);
   write(block);
 }
 

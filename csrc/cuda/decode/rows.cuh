@@ -1,5 +1,4 @@
-// How a block reads rows of k, v and r: 16 bytes a load, a tile of rows in flight while the one
-// before is used.
+// Reading rows of k, v and r: 16 bytes for each load, one tile of rows in flight while the one before is used.
 #pragma once
 #include "../element.cuh"
 #include "decode_problem.h"
@@ -7,24 +6,24 @@
 
 namespace txl_cuda {
 
-constexpr int ROWS = 4;  // consecutive rows of a group of lanes in a tile
+constexpr int ROWS = 4;  // consecutive rows of a tile that a group of lanes reads
 
-// An instance of the kernel: LANES lanes share a row, CHUNKS 16-byte loads a lane; at most Q
+// The sizes of an instance of the kernel: LANES lanes share a row, each with CHUNKS loads of 16 bytes; at most Q
 // queries.
 template <class T_, int LANES_, int CHUNKS_, int Q_, bool ALIGNED_>
 struct Shape {
   using T = T_;
   static constexpr int LANES = LANES_, CHUNKS = CHUNKS_, Q = Q_;
-  static constexpr bool ALIGNED = ALIGNED_;         // all rows start at multiples of 16 bytes
-  static constexpr int AT_ONCE = Q < 4 ? Q : 4;     // queries handled together
-  static constexpr int E = 16 / sizeof(T);          // elements of a load
-  static constexpr int WIDTH = LANES * CHUNKS * E;  // D, rounded up
-  static constexpr int GROUPS = THREADS / LANES;    // of lanes in a block
-  static constexpr int STEP = GROUPS * ROWS;        // rows of a tile
-  static constexpr int PER_LANE = CHUNKS * E;       // elements of a row in a lane
+  static constexpr bool ALIGNED = ALIGNED_;              // all rows start at multiples of 16 bytes
+  static constexpr int QUERIES_AT_ONCE = Q < 4 ? Q : 4;  // queries handled together
+  static constexpr int E = 16 / sizeof(T);               // elements of a load
+  static constexpr int WIDTH = LANES * CHUNKS * E;       // D, rounded up
+  static constexpr int GROUPS = THREADS / LANES;         // of lanes in a block
+  static constexpr int STEP = GROUPS * ROWS;             // rows of a tile
+  static constexpr int PER_LANE = CHUNKS * E;            // elements of a row in a lane
 };
 
-// L, where the compiler can know it.
+// L, as a constant if there is one query.
 template <class S>
 TXL_DEVICE int queries_of(const DecodeProblem& p) {
   return S::Q == 1 ? 1 : static_cast<int>(p.L);
@@ -40,13 +39,13 @@ TXL_DEVICE int lane() {
   return thread() % S::LANES;
 }
 
-// The first of this thread's rows, relative to the tile's.
+// The first of this thread's rows, relative to the tile's first row.
 template <class S>
 TXL_DEVICE int first_row() {
   return thread() / S::LANES * ROWS;
 }
 
-// Where this lane's elements of a row begin, by load.
+// The first column of this lane's load `chunk` of a row.
 template <class S>
 TXL_DEVICE int column(int chunk) {
   return (chunk * S::LANES + lane<S>()) * S::E;
@@ -56,7 +55,7 @@ TXL_DEVICE int column(int chunk) {
 // rows [from, to) is 0.
 template <class S, class RowAt>
 TXL_DEVICE void fetch(Tile<S>& tile, int D, int first, int from, int to, const RowAt& row_at) {
-  unsigned rows[S::CHUNKS];  // from `from` on, of which this lane reads anything
+  unsigned rows[S::CHUNKS];  // number of rows, from `from` on, that each load of this lane reads
   TXL_UNROLL
   for (int c = 0; c < S::CHUNKS; ++c) rows[c] = column<S>(c) < D && to > from ? to - from : 0;
   TXL_UNROLL
@@ -78,10 +77,10 @@ TXL_DEVICE void widen(const Tile<S>& tile, float (&x)[ROWS][S::PER_LANE]) {
   for (int d = 0; d < S::PER_LANE; ++d) x[z][d] = element<typename S::T>(tile.chunk[z][d / S::E], d % S::E);
 }
 
-// Sums of four values each over the lanes of a group: lane l gets that of x[l / (LANES / 4)]. Half
-// of what a lane holds goes to its partner at each step, so four sums take little more than one.
+// Reduces each of four values over the lanes of a group: lane l gets the sum of x[l / (LANES / 4)]. In each step a lane
+// sends half of its values to its partner, so four reductions cost little more than one.
 template <int LANES>
-TXL_DEVICE float sums_over_group(float (&x)[4]) {
+TXL_DEVICE float group_reduce_add(float (&x)[4]) {
   const bool upper = thread() & (LANES / 2), odd = thread() & (LANES / 4);
   TXL_UNROLL
   for (int k = 0; k < 2; ++k) {
@@ -97,41 +96,41 @@ TXL_DEVICE float sums_over_group(float (&x)[4]) {
   return sum;
 }
 
-// Where element d of a query lies in shared memory: four floats of each lane side by side, so that
-// lanes of a group read from different banks.
+// The offset of element d of a query in shared memory: four floats of each lane are contiguous, so that the lanes of a
+// group read from different banks.
 template <class S>
-TXL_DEVICE int in_quarters(int d) {
+TXL_DEVICE int query_offset(int d) {
   const int chunk = d / (S::LANES * S::E), owner = d / S::E % S::LANES, e = d % S::E;
   return ((chunk * (S::E / 4) + e / 4) * S::LANES + owner) * 4 + e % 4;
 }
 
-// Dot products of the rows [from, to) with L queries, [Q][WIDTH] in quarters, 0 beyond D and L:
-// use(row, q, product) is called by one lane for each. `tile` is the first, its loads issued.
+// Computes the dot products of the rows [from, to) with L queries, [Q][WIDTH] in the order of query_offset, 0 beyond D
+// and L. One lane calls use(row, q, product) for each. `tile` is the first tile, whose loads have been issued.
 template <class S, class RowAt, class Use>
 TXL_DEVICE void products(const DecodeProblem& p, const float* queries, Tile<S>& tile, int from, int to,
                          const RowAt& row_at, const Use& use) {
-  static_assert(ROWS == 4 && S::LANES >= 8, "as sums_over_group takes them");
+  static_assert(ROWS == 4 && S::LANES >= 8, "group_reduce_add needs four rows and eight lanes");
   constexpr int SHARE = S::LANES / ROWS;  // lanes that end up with the same sum
   const int L = queries_of<S>(p), D = static_cast<int>(p.D), mine = lane<S>() / SHARE;
-  for (int first = from; first < to; first += S::STEP) {  // as many rounds for all: shuffles need every lane
+  for (int first = from; first < to; first += S::STEP) {  // the same number of rounds in all lanes, as shuffles need
     float x[ROWS][S::PER_LANE];
     widen<S>(tile, x);
     fetch<S>(tile, D, first + S::STEP, from, to, row_at);
     const int row = first + first_row<S>() + mine;
     TXL_ROLLED
-    for (int q = 0; q < L; q += S::AT_ONCE) {
-      float sum[S::AT_ONCE][ROWS] = {};
+    for (int q = 0; q < L; q += S::QUERIES_AT_ONCE) {
+      float sum[S::QUERIES_AT_ONCE][ROWS] = {};
       TXL_UNROLL
       for (int d = 0; d < S::PER_LANE; d += 4) TXL_UNROLL
-      for (int n = 0; n < S::AT_ONCE; ++n) {
-        const Four query = load_four(queries + (q + n) * S::WIDTH + (d / 4 * S::LANES + lane<S>()) * 4);
+      for (int n = 0; n < S::QUERIES_AT_ONCE; ++n) {
+        const Float4 query = load_float4(queries + (q + n) * S::WIDTH + (d / 4 * S::LANES + lane<S>()) * 4);
         TXL_UNROLL
         for (int z = 0; z < ROWS; ++z) TXL_UNROLL
         for (int e = 0; e < 4; ++e) sum[n][z] += query.x[e] * x[z][d + e];
       }
       TXL_UNROLL
-      for (int n = 0; n < S::AT_ONCE; ++n) {
-        const float product = sums_over_group<S::LANES>(sum[n]);
+      for (int n = 0; n < S::QUERIES_AT_ONCE; ++n) {
+        const float product = group_reduce_add<S::LANES>(sum[n]);
         // plant: group-sum-absent-lanes
         if (lane<S>() % SHARE == 0 && row < to && q + n < L) use(row, q + n, product);
       }

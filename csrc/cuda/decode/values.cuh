@@ -1,13 +1,13 @@
-// From weights to the results of a part.
+// The weighted sum of values, and the results of a part.
 #pragma once
 #include "../merge.cuh"
 #include "block.cuh"
 
 namespace txl_cuda {
 
-// Clears rows that no query sees, which may hold anything: between two intervals.
+// Clears rows that no query sees, which lie between the queries' intervals and may hold NaN.
 template <class S>
-TXL_DEVICE void clear_unseen(const Block<S>& block, int row, float (&x)[ROWS][S::PER_LANE]) {
+TXL_DEVICE void clear_hidden_rows(const Block<S>& block, int row, float (&x)[ROWS][S::PER_LANE]) {
   TXL_UNROLL
   for (int z = 0; z < ROWS; ++z) {
     bool seen = false;
@@ -17,8 +17,8 @@ TXL_DEVICE void clear_unseen(const Block<S>& block, int row, float (&x)[ROWS][S:
   }
 }
 
-// This thread's share of the weighted sums of values. `tile` is the first, its loads issued, from
-// row `first` on.
+// Adds this thread's share of the weighted sums of values to total. `tile` is the first tile, from row `first` on,
+// whose loads have been issued.
 template <class S>
 TXL_DEVICE void add_values(const Block<S>& block, const KeyRows<S>& v, Tile<S>& tile, int first,
                            float (&total)[S::Q][S::PER_LANE]) {
@@ -30,11 +30,11 @@ TXL_DEVICE void add_values(const Block<S>& block, const KeyRows<S>& v, Tile<S>& 
     fetch<S>(tile, block.D, n + S::STEP, low, high, v);
     const int row = n + first_row<S>();
     if (row >= block.part_keys) continue;
-    if (gaps) clear_unseen<S>(block, row, x);
+    if (gaps) clear_hidden_rows<S>(block, row, x);
     TXL_UNROLL
     for (int q = 0; q < S::Q; ++q) {
-      if (q % S::AT_ONCE == 0 && q >= block.L) break;
-      const Four weight = load_four(block.scores(q) + row);
+      if (q % S::QUERIES_AT_ONCE == 0 && q >= block.L) break;
+      const Float4 weight = load_float4(block.scores(q) + row);
       TXL_UNROLL
       for (int z = 0; z < ROWS; ++z) TXL_UNROLL
       for (int d = 0; d < S::PER_LANE; ++d) total[q][d] += weight.x[z] * x[z][d];
@@ -42,10 +42,10 @@ TXL_DEVICE void add_values(const Block<S>& block, const KeyRows<S>& v, Tile<S>& 
   }
 }
 
-// Sums over threads to [Q][WIDTH] at the start of shared memory, where the queries have served:
-// groups of a warp by shuffles, warps one after the other, an order that nothing changes.
+// Reduces total over threads into [Q][WIDTH] at the start of shared memory, which overwrites the queries: groups of a
+// warp by shuffles, then warps one after another, in a fixed order.
 template <class S>
-TXL_DEVICE void add_up(const Block<S>& block, float (&total)[S::Q][S::PER_LANE]) {
+TXL_DEVICE void reduce_over_block(const Block<S>& block, float (&total)[S::Q][S::PER_LANE]) {
   const int warp = thread() / WARP;
   TXL_ROLLED
   for (int turn = 0; turn < WARPS; ++turn) {
@@ -65,16 +65,16 @@ TXL_DEVICE void add_up(const Block<S>& block, float (&total)[S::Q][S::PER_LANE])
   }
 }
 
-// Writes the sums of add_up to the outputs, or to the workspace if there are other parts.
+// Writes the results of reduce_over_block to the outputs, or to the workspace if there are several parts.
 template <class S>
 TXL_DEVICE void write(const Block<S>& block) {
   using T = typename S::T;
   const DecodeProblem& p = block.p;
   TXL_ROLLED
   for (int i = 0; i < block.L; ++i) {
-    float top = -INFINITY, sum = 0;
+    float max = -INFINITY, sum = 0;
     for (int n = 0; n < WARPS; ++n) {
-      top = fmaxf(top, block.shared[block.at.tops + n * S::Q + i]);
+      max = fmaxf(max, block.shared[block.at.maxima + n * S::Q + i]);
       sum += block.shared[block.at.sums + n * S::Q + i];
     }
     const int64_t x = block.bh() * block.L + i;
@@ -85,14 +85,14 @@ TXL_DEVICE void write(const Block<S>& block) {
         p.partial[(x * p.parts + block.part) * block.D + d] = value;
       } else {
         T* const out = const_cast<T*>(row_of<T>(p.out, block.b, block.h, i));
-        put(out + d, sum == 0 ? empty_result(p, block.b, i) : value / sum);
+        put(out + d, sum == 0 ? empty_output(p, block.b, i) : value / sum);
       }
     }
     if (thread() != 0) continue;
     if (p.parts > 1) {
-      part_sums(p, x, block.part)[0] = top, part_sums(p, x, block.part)[1] = sum;
+      part_sums(p, x, block.part)[0] = max, part_sums(p, x, block.part)[1] = sum;
     } else if (p.lse) {
-      p.lse[x] = log_sum(p, block.b, i, top, sum);
+      p.lse[x] = log_sum_exp(p, block.b, i, max, sum);
     }
   }
 }

@@ -148,8 +148,8 @@ class KeysGroup {
   TXL_DEVICE explicit KeysGroup(const KeyBlock<S>& block)
       : p_(block.p),
         block_(block),
-        group_(of_first_lane(thread() / GROUP)),
-        warp_(of_first_lane(thread() % GROUP / WARP)),
+        group_(broadcast_first_lane(thread() / GROUP)),
+        warp_(broadcast_first_lane(thread() % GROUP / WARP)),
         first_(block.first_key(group_)),
         is_memory_(block.tile + group_ < block.keys.memory_tiles),
         row_(is_memory_ ? first_ : first_ - static_cast<int>(p_.M)),
@@ -245,7 +245,7 @@ class KeysGroup {
   // Scores become weights, in `factors` as they meet dout. Returns which dropout keeps, by bit.
   TXL_DEVICE uint32_t weigh(int step, float (&s)[32], uint32_t (&factors)[16]) const {
     TXL_UNROLL
-    for (int m = 0; m < 32; ++m) s[m] = power_of_2(s[m]);
+    for (int m = 0; m < 32; ++m) s[m] = exp2_approx(s[m]);
     if (!p_.drop_below) {
       pack_weights<T>(s, factors);
       return 0;
@@ -355,7 +355,7 @@ void backward_keys_kernel(const TXL_CONSTANT BackwardProblem p) {
   const KeyBlock<S> block(p, tiles);
   if (thread() >= S::GROUPS * GROUP) {
     if constexpr (S::GROUPS > 1) warpgroup_reg_dealloc<40>();
-    const int warp = of_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;
+    const int warp = broadcast_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;
     if (warp == 0 && thread() % WARP == 0 && block.steps) load_queries_and_distances(block);
     if (warp == 1) load_stats(block);
   } else {

@@ -66,8 +66,8 @@ class QueriesGroup {
   TXL_DEVICE QueriesGroup(const BackwardProblem& p, const QueryBlock<S>& block)
       : p_(p),
         block_(block),
-        group_(of_first_lane(thread() / GROUP)),
-        warp_(of_first_lane(thread() % GROUP / WARP)),
+        group_(broadcast_first_lane(thread() / GROUP)),
+        warp_(broadcast_first_lane(thread() % GROUP / WARP)),
         first_(block.first + group_ * SIDE),
         query_(first_ + own_row(warp_)),
         k_(block.k.clear(), block.k.empty()),
@@ -284,7 +284,7 @@ class QueriesGroup {
       for (int n = 0; n < 32; ++n) dp[n] = keep_mask >> n & 1 ? dp[n] * p_.keep_scale : 0.f;
     }
     TXL_UNROLL
-    for (int n = 0; n < 32; ++n) s[n] = power_of_2(s[n] - base_[n / 2 % 2]) * (dp[n] - delta_[n / 2 % 2]);
+    for (int n = 0; n < 32; ++n) s[n] = exp2_approx(s[n] - base_[n / 2 % 2]) * (dp[n] - delta_[n / 2 % 2]);
     const int first = t * SIDE, last = first + SIDE;
     const int lows[2] = {low(0), low(1)}, highs[2] = {high(0), high(1)};
     if (all_of_warp(lows[0] <= first && highs[0] >= last && lows[1] <= first && highs[1] >= last)) return;
@@ -439,7 +439,7 @@ void backward_queries_kernel(const TXL_CONSTANT BackwardProblem p) {
   const QueryBlock<S> block(p, tiles, batch_row, number);
   if (thread() >= S::GROUPS * GROUP) {
     if constexpr (S::GROUPS > 1) warpgroup_reg_dealloc<24>();
-    const int warp = of_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;
+    const int warp = broadcast_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;
     if (warp == 0 && thread() % WARP == 0 && block.tiles) load_tiles(block);
     if (warp == 1 && block.tiles) clear_keys_and_distances(block);
   } else {

@@ -17,9 +17,9 @@ struct Finish {
 // Four elements: sums of `count` tables `step` apart, to 16 bits.
 template <class T>
 TXL_DEVICE void finish_four(const float* from, int64_t count, int64_t step, T* to) {
-  Four sum = load_four(from);
+  Float4 sum = load_float4(from);
   for (int64_t n = 1; n < count; ++n) {
-    const Four more = load_four(from + n * step);
+    const Float4 more = load_float4(from + n * step);
     TXL_UNROLL
     for (int e = 0; e < 4; ++e) sum.x[e] += more.x[e];
   }

@@ -22,8 +22,8 @@ class ForwardGroup {
 
   TXL_DEVICE explicit ForwardGroup(const QueryBlock<S>& block)
       : block_(block),
-        group_(of_first_lane(thread() / GROUP)),
-        warp_(of_first_lane(thread() % GROUP / WARP)),
+        group_(broadcast_first_lane(thread() / GROUP)),
+        warp_(broadcast_first_lane(thread() % GROUP / WARP)),
         k_(block.k.full(), block.k.empty()),
         v_(block.v.clear(), block.v.empty()),
         r_(block.r.full(), block.r.empty()),
@@ -216,7 +216,7 @@ class ForwardGroup {
       const int i = query + 8 * h;
       if (i >= p.L) continue;
       const int64_t x = block_.bh() * p.L + i;
-      const float empty = sum == 0 ? empty_result(p, block_.b, i) : 0.f;
+      const float empty = sum == 0 ? empty_output(p, block_.b, i) : 0.f;
       T* const out = const_cast<T*>(row_of<T>(p.out, block_.b, block_.h, i));
       float* const partial = p.partial + (x * p.parts + block_.part) * p.D;
       TXL_UNROLL
@@ -235,7 +235,7 @@ class ForwardGroup {
         float* const sums = part_sums(p, x, block_.part);
         sums[0] = top, sums[1] = sum;
       } else if (p.lse) {
-        p.lse[x] = log_sum(p, block_.b, i, top, sum);
+        p.lse[x] = log_sum_exp(p, block_.b, i, top, sum);
       }
     }
   }
@@ -256,7 +256,7 @@ void forward_kernel(const TXL_CONSTANT PrefillProblem p) {
   const QueryBlock<S> block(p, tiles, block_z(), block_x());
   if (thread() >= S::GROUPS * GROUP) {
     warpgroup_reg_dealloc<S::PRODUCER_REGISTERS>();
-    const int warp = of_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;
+    const int warp = broadcast_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;
     if (warp == 0 && thread() % WARP == 0 && block.tiles) load_tiles(block);
     if (warp == 1) clear_values(block);
   } else {

@@ -95,8 +95,8 @@ TXL_DEVICE bool all_of_warp(bool x) { return __all_sync(0xFFFFFFFFu, x); }
 TXL_DEVICE uint32_t or_of_warp(uint32_t x) { return __reduce_or_sync(0xFFFFFFFFu, x); }
 TXL_DEVICE int min_of_warp(int x) { return __reduce_min_sync(0xFFFFFFFFu, x); }
 TXL_DEVICE int max_of_warp(int x) { return __reduce_max_sync(0xFFFFFFFFu, x); }
-// The value of lane 0: equal in all lanes, which the compiler then knows.
-TXL_DEVICE int of_first_lane(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
+// Broadcasts the value of lane 0, so that the compiler knows it to be uniform.
+TXL_DEVICE int broadcast_first_lane(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 
 // Registers of each thread of this warpgroup from here on.
 template <int N>
@@ -156,7 +156,7 @@ TXL_DEVICE uint32_t load_word(const void* from, bool is_there) {
   return x;
 }
 
-TXL_DEVICE float power_of_2(float x) {
+TXL_DEVICE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;

@@ -20,13 +20,13 @@ struct PipelineBarriers {
   }
 };
 
-// Issues the load of rows `row` .. + 63 of a tensor, whose bytes the barrier expects. LEAP: from 64 columns to the
-// next.
-template <class S, int LEAP = TILE>
+// Issues the load of rows `row` .. + 63 of a tensor, whose bytes the barrier expects. COLUMNS_STRIDE: bytes from 64
+// columns to the next 64.
+template <class S, int COLUMNS_STRIDE = TILE>
 TXL_DEVICE void copy_tile(char* shared, int to, Barrier* full, const RowsMap& rows, int row, int h, int b) {
   TXL_UNROLL
   for (int x = 0; x < S::WIDTH; x += SIDE)
-    tma_load_box(shared + to + x / SIDE * LEAP, rows.map, full, x, row, h * rows.h, b * rows.n);
+    tma_load_box(shared + to + x / SIDE * COLUMNS_STRIDE, rows.map, full, x, row, h * rows.h, b * rows.n);
 }
 // The same, and has the barrier expect the bytes.
 template <class S>

@@ -56,14 +56,14 @@ class Softmax {
     for (int h = 0; h < 2; ++h) {
       const float all = fmaxf(top_[h], top[h]);
       base[h] = all == -INFINITY ? 0.f : all;
-      rescale[h] = power_of_2(top_[h] - base[h]);
+      rescale[h] = exp2_approx(top_[h] - base[h]);
       top_[h] = all;
     }
     between();
     TXL_UNROLL
     for (int n = 0; n < 32; n += 2) {
       const int h = n / 2 % 2;
-      s[n] = power_of_2(s[n] - base[h]), s[n + 1] = power_of_2(s[n + 1] - base[h]);
+      s[n] = exp2_approx(s[n] - base[h]), s[n + 1] = exp2_approx(s[n + 1] - base[h]);
       sum[n / 2 % 4] += s[n] + s[n + 1];
     }
     TXL_UNROLL

@@ -73,7 +73,7 @@ def test_a_module_that_its_sources_left_behind_is_not_used(tmp_path: Path, monke
     built = source_hash(tmp_path, "_native")
     monkeypatch.setattr(native_modules, "PACKAGE", tmp_path)
     monkeypatch.setattr(native_modules, "SOURCES", tmp_path)
-    silent = {"TORCH_FUNCTIONS": (), "set_torch_functions": lambda addresses: None, "facts": lambda x: None}
+    silent = {"TORCH_FUNCTIONS": (), "set_torch_functions": lambda addresses: None, "tensor_metadata": lambda x: None}
     monkeypatch.setattr(native_modules, "_import", _module(FIELDS=Call._fields, SOURCE_HASH=built, **silent))
     monkeypatch.setattr(native_modules, "_installed", list)
     (tmp_path / "_native.so").touch()
@@ -108,7 +108,7 @@ def test_a_source_tree_takes_the_installed_modules_of_its_own_sources(
     monkeypatch.setattr(native_modules, "SOURCES", csrc)
     found = functools.partial(importlib.metadata.Distribution.discover, path=[str(site.parent)])
     monkeypatch.setattr(importlib.metadata, "distributions", found)
-    silent = {"TORCH_FUNCTIONS": (), "set_torch_functions": lambda addresses: None, "facts": lambda x: None}
+    silent = {"TORCH_FUNCTIONS": (), "set_torch_functions": lambda addresses: None, "tensor_metadata": lambda x: None}
     built = source_hash(csrc, "_native")
     monkeypatch.setattr(native_modules, "_import", _module(FIELDS=Call._fields, SOURCE_HASH=built, **silent))
     assert native_modules.load("_native", "C++").file == site / "_native.so"

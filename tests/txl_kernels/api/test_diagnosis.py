@@ -28,7 +28,7 @@ def test_says_what_runs_here(capsys: pytest.CaptureFixture[str]) -> None:
         "instruction set",
     ):
         assert words in said
-    assert ("bfloat16 by VDPBF16PS: " in said) == (cpu.native.module.pairs_over_floats() > 0)
+    assert ("bfloat16 by VDPBF16PS: " in said) == (cpu.native.module.bf16_dot_speedup() > 0)
 
 
 def test_each_kind_of_call_once() -> None:

@@ -71,8 +71,8 @@ int main() {
   g.dk_mem = rows(p.M, false), g.dv_mem = rows(p.M, false);
 
   const txl::Kernels& kernels = txl::kernels();
-  kernels.of(p).forward(p);
-  kernels.of(p).backward(p, g);
+  kernels.entry_points(p).forward(p);
+  kernels.entry_points(p).backward(p, g);
   std::fprintf(stderr, "%s\n", kernels.isa);
   give(lse);
   for (size_t x = first_output; x < memory.size(); ++x) give(memory[x]);

@@ -83,7 +83,7 @@ def test_this_machine_runs_more_than_the_baseline() -> None:
     chosen = cpu.native.module.isa()
     assert not chosen.startswith("emulated")
     assert ("avx2" in ISAS) == (" avx2 " in flags and " fma " in flags)
-    faster = cpu.native.module.pairs_over_floats()  # 0 where there is nothing to choose
+    faster = cpu.native.module.bf16_dot_speedup()  # 0 where there is nothing to choose
     if "avx512_bf16" in ISAS and "amx" not in ISAS:
         assert chosen == ("avx512_bf16" if faster >= 1.4 else "avx512")
     else:
@@ -305,11 +305,11 @@ def test_scores_that_rise_far_above_the_first_ones(isa: str, height: float, dtyp
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR tensor support")
 def test_what_has_no_strides_has_no_facts() -> None:
-    assert cpu.native.module.facts(torch.eye(3).to_sparse()) is None
-    assert cpu.native.module.facts(torch.eye(3).to_sparse_csr()) is None
+    assert cpu.native.module.tensor_metadata(torch.eye(3).to_sparse()) is None
+    assert cpu.native.module.tensor_metadata(torch.eye(3).to_sparse_csr()) is None
     if torch.backends.mkldnn.is_available():
-        assert cpu.native.module.facts(torch.eye(3).to_mkldnn()) is None
-    assert cpu.native.module.facts(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])) is None
+        assert cpu.native.module.tensor_metadata(torch.eye(3).to_mkldnn()) is None
+    assert cpu.native.module.tensor_metadata(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])) is None
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -327,12 +327,12 @@ def test_a_torch_without_the_c_functions(backward: bool) -> None:
     want = run()
     try:
         module.set_torch_functions([0] * len(module.TORCH_FUNCTIONS))
-        assert module.facts(inputs["q"]) is None
+        assert module.tensor_metadata(inputs["q"]) is None
         assert prepare.signature(as_fields(inputs)) is None
         got = run()
     finally:
         native_modules.connect(module)
-    assert module.facts(inputs["q"]) is not None
+    assert module.tensor_metadata(inputs["q"]) is not None
     for a, b in zip(got, want, strict=True):
         assert torch.equal(a, b)
 
@@ -346,10 +346,10 @@ def test_functions_of_another_torch_are_not_believed(monkeypatch: pytest.MonkeyP
         with monkeypatch.context() as patch:
             patch.setattr(native_modules, "address_of", lambda name: real(swapped.get(name, name)))
             native_modules.connect(module)
-        assert module.facts(torch.ones(2, 3)) is None
+        assert module.tensor_metadata(torch.ones(2, 3)) is None
     finally:
         native_modules.connect(module)
-    assert module.facts(torch.ones(2, 3)) is not None
+    assert module.tensor_metadata(torch.ones(2, 3)) is not None
 
 
 # A program's beginning: `plan.forward(call, out, lse, threads, seed)` is one call of the module

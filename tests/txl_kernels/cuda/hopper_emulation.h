@@ -220,7 +220,7 @@ inline int min_of_warp(int x) {
   return x;
 }
 inline int max_of_warp(int x) { return -min_of_warp(-x); }
-inline int of_first_lane(int x) { return static_cast<int>(simt::exchange(static_cast<uint32_t>(x))[0]); }
+inline int broadcast_first_lane(int x) { return static_cast<int>(simt::exchange(static_cast<uint32_t>(x))[0]); }
 
 template <int MORE = 0, class T>
 void put_shared(uint32_t at, T x) {
@@ -256,7 +256,7 @@ inline uint32_t load_word(const void* from, bool is_there) {
   if (is_there) __builtin_memcpy(&x, from, 4);
   return x;
 }
-inline float power_of_2(float x) {
+inline float exp2_approx(float x) {
   const float y = exp2f(x);
   return y < 1.17549435e-38f ? 0.f : y;
 }
