@@ -1,4 +1,4 @@
-"""Writes csrc/call_fields.h, the fields of `txl_kernels.call.Call` for C++: python tools/call_fields.py
+"""Writes csrc/call_fields.h, the fields of `txl_kernels.call.Call` for C++. It takes no arguments.
 
 The modules hold the names, too, and one with other fields is not loaded.
 """
