@@ -98,7 +98,7 @@ bool read_integer(const py::handle& x, int64_t absent, int64_t& value) {
 // metadata, which are added to the key. False if that is not known, so that M must be part of the key: the memory is
 // not as checks want it, or so long that limits of backends are near.
 bool add_memory(Key& key, const py::tuple& call, const TensorMetadata* tensors) {
-  constexpr int64_t MOST_KEYS = 1 << 22;  // no limit of a backend is below
+  constexpr int64_t MAX_KEYS = 1 << 22;  // no limit of a backend is below
   const TensorMetadata &q = tensors[Q], &k = tensors[K_MEM], &v = tensors[V_MEM];
   const bool has_table = !call[R].is_none() || !call[R_BIAS].is_none();
   const TensorMetadata& table = tensors[call[R].is_none() ? R_BIAS : R];
@@ -106,8 +106,8 @@ bool add_memory(Key& key, const py::tuple& call, const TensorMetadata* tensors) 
   if (!has_table || table.axes < 2 || k.sizes[2] != v.sizes[2]) return false;
   int64_t left = 0, zero_row = 0;
   const int64_t keys = k.sizes[2] + q.sizes[2];
-  if (keys > MOST_KEYS || !read_integer(call[LEFT], MOST_KEYS, left)) return false;
-  if (!read_integer(call[ZERO_ROW], -1, zero_row) || zero_row < 0 || zero_row > MOST_KEYS) return false;
+  if (keys > MAX_KEYS || !read_integer(call[LEFT], MAX_KEYS, left)) return false;
+  if (!read_integer(call[ZERO_ROW], -1, zero_row) || zero_row < 0 || zero_row > MAX_KEYS) return false;
   key.add(int64_t{k.sizes[2] == 0});
   key.add(int64_t{std::min(keys - 1, left) + zero_row < table.sizes[1]});  // the farthest visible key has a row
   return true;
