@@ -48,7 +48,7 @@ ALL: Wanted = (True,) * len(INPUTS)
 
 
 class Input(NamedTuple):
-    """What holds for one of INPUTS. Checks, casts of autocast, splits by batch rows, the cases of
+    """The properties of one of INPUTS. Checks, casts of autocast, splits by batch rows, the cases of
     the self-check, and the refusals of "cuda" follow from it.
 
     Attributes:
