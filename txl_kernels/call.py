@@ -48,8 +48,8 @@ ALL: Wanted = (True,) * len(INPUTS)
 
 
 class Input(NamedTuple):
-    """The properties of one of INPUTS. Checks, casts of autocast, splits by batch rows, the cases of
-    the self-check, and the refusals of "cuda" follow from it.
+    """The properties of one of INPUTS, from which checks, casts of autocast, splits by batch rows,
+    the cases of the self-check, and the refusals of "cuda" follow.
 
     Attributes:
         axes: letters of the axes, as in `rel_attention`. Letters of the same size are the same.
