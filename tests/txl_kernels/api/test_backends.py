@@ -1,6 +1,5 @@
-"""The protocol every backend keeps, and the order of a call's fields that Python and C++ share."""
+"""The protocol of backends, and the order of a call's fields that Python and C++ share."""
 
-import dataclasses
 import functools
 import importlib.metadata
 import shutil
@@ -41,7 +40,7 @@ def test_says_what_it_takes(name: str) -> None:
 def test_groups_of_fields_are_all_fields() -> None:
     assert (*TENSORS, *SETTINGS) == Call._fields
     assert (*INPUTS, *BOUNDS, "seed") == TENSORS
-    call = as_fields(make_inputs(Case("", dropout_p=0.1, intervals="random"), torch.float32))
+    call = as_fields(make_inputs(Case(dropout_p=0.1, intervals="random"), torch.float32))
     assert tuple(getattr(call, name) for name in INPUTS) == inputs_of(call)
     assert tuple(getattr(call, name) for name in SETTINGS) == settings_of(call)
     assert len(inputs_of(call)) + len(BOUNDS) + 1 == len(tensors_of(call))
@@ -122,7 +121,7 @@ def test_a_source_tree_takes_the_installed_modules_of_its_own_sources(
 
 
 def test_kernels_refuse_by_the_reason_they_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = as_fields(make_inputs(dataclasses.replace(Case(""), L=2), torch.float32))
+    call = as_fields(make_inputs(Case(L=2), torch.float32))
     for name, kernels in KERNELS.items():
         monkeypatch.setattr(kernels, "why_not_tensors", lambda *args: None)
         monkeypatch.setattr(kernels, "why_not_call", lambda call, name=name: f"{name} will not")

@@ -2,11 +2,9 @@
 in a process of their own where later names do not exist."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from processes import ROOT, run_python
+
 CALLS = """
 import importlib, pkgutil, sys
 sys.path.insert(0, "tests/support")
@@ -64,15 +62,8 @@ print("called")
 """
 
 
-def run(code: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
-
-
 def test_no_name_is_newer_than_the_oldest_torch() -> None:
-    found = run(CALLS)
-    assert found.stdout == "called\n", found.stderr[-3000:]
+    assert run_python(CALLS) == "called"
 
 
 NEWER = """
@@ -87,13 +78,12 @@ for code in ("import torch; torch.compiler.is_exporting", "from torch.compiler i
 """
 
 
-def test_a_newer_name_is_an_error_in_this_project_alone() -> None:
+def test_newer_name_is_an_error_in_this_project_alone() -> None:
     """torch.compiler.is_exporting came with torch 2.7."""
-    found = run(NEWER)
-    assert found.stdout.split() == ["AttributeError", "ImportError"], found.stderr
+    assert run_python(NEWER).split() == ["AttributeError", "ImportError"]
 
 
-def test_the_record_is_of_the_oldest_torch_that_is_promised() -> None:
+def test_record_is_of_the_oldest_supported_torch() -> None:
     promised = re.search(r'"torch>=([0-9.]+)', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     record = (ROOT / "tests" / "support" / "names_of_torch.json").read_text(encoding="utf-8")
     assert promised is not None

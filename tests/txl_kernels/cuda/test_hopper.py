@@ -49,7 +49,7 @@ def test_at_most_twice_the_error_of_eager(case: Case, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("width", [64, 128])
 def test_gradients_of_r_in_a_fixed_order(width: int) -> None:
     """Against the same in any order; the same bits in two runs."""
-    case = Case("", B=1, H=2, L=150, M=40, D=width)
+    case = Case(B=1, H=2, L=150, M=40, D=width)
 
     def run(fixed: bool) -> dict[str, torch.Tensor]:
         inputs = make_inputs(case, torch.bfloat16)
@@ -108,14 +108,14 @@ def test_parts_fill_the_rounds_of_blocks(emulated: Any) -> None:
 @pytest.mark.parametrize("start", [None, 151])
 def test_rows_that_no_query_sees_may_hold_nan(start: int | None) -> None:
     bounds = {} if start is None else {"start": torch.full((1, 1), start, dtype=torch.int32)}
-    case = Case("", L=80, M=200, D=64, B=1, window=50, extra_rows=40)
+    case = Case(L=80, M=200, D=64, B=1, window=50, extra_rows=40)
     ignores_what_no_query_sees(case, torch.bfloat16, "cuda", bounds)
 
 
 @pytest.mark.usefixtures("kernels", "nan_filled")
 @pytest.mark.parametrize("width", [64, 128])
 def test_queries_that_see_nothing_may_hold_and_get_anything(width: int) -> None:
-    inputs = make_inputs(Case("", L=150, M=40, D=width, B=1, intervals="empty"), torch.bfloat16)
+    inputs = make_inputs(Case(L=150, M=40, D=width, B=1, intervals="alternate"), torch.bfloat16)
     with torch.no_grad():
         inputs["q"][:, :, ::2] = torch.nan
     out, lse = rel_attention(**as_call(inputs), return_lse=True, backend="cuda")
@@ -133,7 +133,7 @@ def test_queries_that_see_nothing_may_hold_and_get_anything(width: int) -> None:
 @pytest.mark.parametrize("size", [-(2.0**15), 2.0**20, -(2.0**30), 2.0**100])
 def test_gradients_of_scores_too_large_are_not_numbers(size: float) -> None:
     """And those of others are right to a percent; results are right for all."""
-    inputs = make_inputs(Case("", L=20, M=50, B=1, D=64, causal=False, scale=1.0), torch.bfloat16)
+    inputs = make_inputs(Case(L=20, M=50, B=1, D=64, causal=False, scale=1.0), torch.bfloat16)
     with torch.no_grad():
         for name in ("q", "k", "k_mem", "r", "content_bias", "position_bias"):
             inputs[name].zero_()
@@ -154,7 +154,7 @@ def test_gradients_of_scores_too_large_are_not_numbers(size: float) -> None:
 @pytest.mark.usefixtures("kernels")
 def test_bounds_out_of_range_are_their_querys_own() -> None:
     """Its result is NaN; gradients of others stay right."""
-    inputs = make_inputs(Case("", L=100, M=40, D=64, B=1, H=1), torch.bfloat16)
+    inputs = make_inputs(Case(L=100, M=40, D=64, B=1, H=1), torch.bfloat16)
     start = torch.zeros(1, 100, dtype=torch.int32)
     inputs["start"] = start
     start[:, 30] = 1000
@@ -168,7 +168,7 @@ def test_bounds_out_of_range_are_their_querys_own() -> None:
 
 @pytest.mark.usefixtures("kernels")
 def test_only_wanted_gradients() -> None:
-    case = Case("", L=70, M=40, D=64, B=1, H=1)
+    case = Case(L=70, M=40, D=64, B=1, H=1)
     whole = make_inputs(case, torch.bfloat16)
     leaves = {name: whole[name] for name in TENSORS}
     out = rel_attention(**as_call(whole), backend="cuda")
@@ -190,27 +190,27 @@ def test_what_it_does_not_take(emulated: Any, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(
         RuntimeError, match=r"compute capability 9\.0, this is 8\.0, as the kernels do that compute gradients"
     ):
-        call(Case("", L=2))
+        call(Case(L=2))
     with torch.no_grad(), pytest.raises(RuntimeError, match=r"this is 8\.0, as the kernels do that compute 17 queries"):
-        call(Case("", L=17, D=8))
+        call(Case(L=17, D=8))
     use(monkeypatch, emulated)
     with pytest.raises(RuntimeError, match="bfloat16 or float16, not float32"):
-        call(Case("", D=8), torch.float32)
+        call(Case(D=8), torch.float32)
     with pytest.raises(RuntimeError, match=r"head width .* of at most 128, not 136"):
-        call(Case("", D=136))
-    once = make_inputs(Case("", L=20, D=16), torch.bfloat16)
+        call(Case(D=136))
+    once = make_inputs(Case(L=20, D=16), torch.bfloat16)
     memory = once["k_mem"]
     overlapping = memory.new_zeros(8 * memory.size(2) + 8).as_strided(memory.shape, (0, 0, 8, 1))
     for rows in (memory[:, :, :1].expand_as(memory), overlapping):
         with pytest.raises(RuntimeError, match=r"rows of k_mem apart, .* not strides"):
             rel_attention(**as_call(once | {"k_mem": rows}), backend="cuda")
     with pytest.raises(RuntimeError, match="rows of q apart, at multiples of 16 bytes"):
-        call(Case("", L=20, D=8, layout="fused"))
+        call(Case(L=20, D=8, layout="fused"))
 
 
 def test_more_than_a_grid_or_an_address_holds(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, emulated)
-    call = as_fields(make_inputs(Case("", L=20, D=8, B=1, H=1), torch.bfloat16))
+    call = as_fields(make_inputs(Case(L=20, D=8, B=1, H=1), torch.bfloat16))
     keys = torch.empty(1, 1, cuda.MAX_PREFILL_KEYS - 19, 8, dtype=torch.bfloat16, device="meta")
     assert "at most 67108736 keys (M + L), got 67108737" in str(
         cuda.why_not_call(call._replace(k_mem=keys, v_mem=keys))
@@ -225,7 +225,7 @@ def test_a_raw_operators_gradients_are_refused_where_there_are_none(
 ) -> None:
     """Decode runs on any GPU."""
     use(monkeypatch, emulated, capability=(8, 0))
-    call = as_fields(make_inputs(Case("", L=4, D=8), torch.bfloat16))
+    call = as_fields(make_inputs(Case(L=4, D=8), torch.bfloat16))
     out, _ = torch.ops.txl_kernels.rel_attention(*call, "cuda")
     with pytest.raises(RuntimeError, match=r"cannot compute gradients: .* capability 9\.0, this is 8\.0"):
         out.sum().backward()
@@ -234,7 +234,7 @@ def test_a_raw_operators_gradients_are_refused_where_there_are_none(
 @pytest.mark.usefixtures("kernels")
 def test_gradients_that_come_as_one_row() -> None:
     """A mean's gradient has strides of 0."""
-    inputs = make_inputs(Case("", L=70, D=64), torch.bfloat16)
+    inputs = make_inputs(Case(L=70, D=64), torch.bfloat16)
     out = rel_attention(**as_call(inputs), backend="cuda")
     leaves = [inputs[name] for name in TENSORS]
     dout = torch.full_like(out[:, :, :1], 0.25).expand_as(out)
@@ -258,7 +258,7 @@ def test_no_tile_without_a_visible_pair_is_visited(
     seen = ((apart <= window[0]) & (apart >= -window[1])).view(blocks, 64, length).any(1)
     tiles = int(seen.view(blocks, -1, 64).any(2).sum())
     wide = sum(int(seen[:, first : first + 128].any(1).sum()) for first in range(0, length, 128))
-    inputs = make_inputs(Case("", B=1, H=1, L=length, M=0, D=64, causal=False, window=window), torch.bfloat16)
+    inputs = make_inputs(Case(B=1, H=1, L=length, M=0, D=64, causal=False, window=window), torch.bfloat16)
     start = counter()
     out, lse = rel_attention(**as_call(inputs), return_lse=True, backend="cuda")
     middle = counter()
@@ -276,7 +276,7 @@ def test_what_was_chosen_is_remembered_by_alignment_and_gradients(
     asked = []
     why_not_call = cuda.why_not_call
     monkeypatch.setattr(cuda, "why_not_call", lambda call: asked.append(call) or why_not_call(call))
-    inputs = as_call(make_inputs(Case("", L=20, D=8, H=1), torch.bfloat16))
+    inputs = as_call(make_inputs(Case(L=20, D=8, H=1), torch.bfloat16))
 
     def run(**other: torch.Tensor) -> int:
         rel_attention(**inputs | other, backend="cuda")

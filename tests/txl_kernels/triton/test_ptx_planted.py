@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from cases import Case, as_call, make_inputs
+from cases import Case, as_call, in_float64, leaves, make_inputs
 from ptx_marks import RUNS_TRITONS_PTX
 from ptx_plants import KINDS, Plant, places
 
@@ -40,19 +40,16 @@ Change = Callable[[str, str], str]
 
 @functools.cache
 def inputs() -> tuple[dict[str, object], torch.Tensor]:
-    case = Case("", B=1, H=1, L=70, M=70, D=64)
-    given = {n: _amid_nan(x) if torch.is_tensor(x) else x for n, x in make_inputs(case, torch.bfloat16).items()}
-    exact = {n: x.detach().double() if torch.is_tensor(x) and x.is_floating_point() else x for n, x in given.items()}
-    return given, rel_attention(**as_call(exact), backend="reference")
+    case = Case(B=1, H=1, L=70, M=70, D=64)
+    inputs = make_inputs(case, torch.bfloat16)
+    want = rel_attention(**as_call(in_float64(inputs)), backend="reference")
+    return inputs | {name: _surrounded_by_nan(x) for name, x in leaves(inputs).items()}, want
 
 
-def _amid_nan(x: torch.Tensor) -> torch.Tensor:
-    """A tensor with NaN in the memory before and after it, so that what lies there is noticed."""
-    if not x.is_floating_point():
-        return x
-    around = torch.full((x.numel() + 2 * 8192,), torch.nan, dtype=x.dtype)
-    held = around[8192 : 8192 + x.numel()].view(x.shape)
-    return held.copy_(x)
+def _surrounded_by_nan(x: torch.Tensor) -> torch.Tensor:
+    """The tensor with NaN in the memory before and after it, so that reads there are noticed."""
+    memory = torch.full((x.numel() + 2 * 8192,), torch.nan, dtype=x.dtype)
+    return memory[8192 : 8192 + x.numel()].view(x.shape).copy_(x.detach())
 
 
 @contextlib.contextmanager
