@@ -54,7 +54,7 @@ def uses(source: str) -> tuple[set[str], set[str]]:
 
 
 def newer(name: str, record: dict[str, Any]) -> bool:
-    """Whether the oldest torch lacks a part of a dotted name. Imported submodules are attributes."""
+    """Whether the oldest torch lacks a part of a dotted name other than a submodule."""
     parts = name.split(".")
     owners = ((".".join(parts[:n]), parts[n]) for n in range(1, len(parts)))
     return any(x in record["newer"].get(owner, ()) and f"{owner}.{x}" not in MODULES for owner, x in owners)
