@@ -1,4 +1,4 @@
-"""Errors against float64, beside those of the same algorithm written in eager PyTorch (Dao et al.
+"""Errors against float64, relative to those of the same algorithm in eager PyTorch (Dao et al.
 2022)."""
 
 import torch
