@@ -1,4 +1,4 @@
-"""Builds that tests need, compiled once for all processes and sessions, in build/tests."""
+"""Builds for tests in build/tests, which all processes and sessions share."""
 
 import fcntl
 import functools
@@ -18,8 +18,8 @@ def _version(compiler: str) -> bytes:
 
 
 def hash_of(paths: Iterable[Path], settings: object, compilers: Iterable[str]) -> str:
-    """16 hexadecimal digits of the contents of files and folders, of settings by their repr, and of
-    the compilers' versions."""
+    """Return 16 hexadecimal digits of the contents of files and folders, of the repr of settings,
+    and of the compilers' versions."""
     found = hashlib.sha256(repr(settings).encode())
     for compiler in compilers:
         found.update(_version(compiler))
@@ -31,9 +31,8 @@ def hash_of(paths: Iterable[Path], settings: object, compilers: Iterable[str]) -
 
 
 def once(name: str, sources: Iterable[Path], settings: object, compiler: str, make: Callable[[Path], object]) -> Path:
-    """The folder in which `make` has left what it makes: anew only where a source, a setting or the
-    compiler is another than the last time. sources: files and folders; every file that `make`
-    reads."""
+    """Return the folder that `make` filled; it is called again if a source, a setting or the
+    compiler has changed. sources: every file and folder that `make` reads."""
     digest = hash_of(sources, settings, [compiler])
     folder = KEPT / name / digest
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,10 @@
-"""Calls that the CUDA kernels take, and their proofs; how the backend takes another module."""
+"""Calls that the CUDA kernels take and their checks; replacement of the compiled module."""
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
-from cases import CASES, Case, as_call, make_inputs
+from cases import CASES, Case, as_call, in_float64, make_inputs
 from oracle import oracle
 from tolerances import require_close
 
@@ -16,7 +15,7 @@ from txl_kernels.backends import cuda
 def use(
     monkeypatch: pytest.MonkeyPatch, module: Any, multiprocessors: int = 8, capability: tuple[int, int] = (9, 0)
 ) -> None:
-    """The backend takes cpu tensors to the emulation; what another module planned is forgotten."""
+    """Let the backend run cpu tensors by this module; plans of other modules are dropped."""
     monkeypatch.setattr(prepare, "_memo", {})
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     monkeypatch.setattr(cuda.native, "module", module)
@@ -27,7 +26,7 @@ def use(
 
 def fits(case: Case) -> Case:
     """The case, with a head width and a number of queries that these kernels take."""
-    return dataclasses.replace(case, D=-(-case.D // 8) * 8, L=min(case.L, 16))
+    return case.but(D=-(-case.D // 8) * 8, L=min(case.L, 16))
 
 
 MATRIX = [fits(case) for case in CASES] + [
@@ -42,25 +41,23 @@ MATRIX = [fits(case) for case in CASES] + [
 ]
 
 
-# Of the Hopper kernels, which take any number of queries and give gradients: a tile is 64 x 64, a
-# block 64 or 128 queries.
-HOPPER = [
-    dataclasses.replace(fits(case), L=case.L) for case in CASES if case.B and case.L and case.layout != "fused"
-] + [
+# For the Hopper kernels, which take any number of queries and compute gradients: a tile is 64 x 64,
+# a block 64 or 128 queries.
+HOPPER = [fits(case).but(L=case.L) for case in CASES if case.B and case.L and case.layout != "fused"] + [
     Case("blocks and tiles that end anywhere", L=200, M=100, D=64, B=1, H=2),
     Case("wide heads", L=150, M=70, D=128, B=1, H=2),
-    Case("whole tiles, both ways", L=64, M=64, D=64, B=1, H=1, causal=False),
-    Case("no memory, both ways, width 96", L=257, M=0, D=96, B=1, H=1, causal=False),
+    Case("whole tiles, bidirectional", L=64, M=64, D=64, B=1, H=1, causal=False),
+    Case("no memory, bidirectional, width 96", L=257, M=0, D=96, B=1, H=1, causal=False),
     Case("window over tiles", L=300, M=300, D=64, B=1, H=1, window=100),
     Case("window, wide heads, dropout", L=300, M=100, D=128, B=1, H=1, window=70, dropout_p=0.2),
     Case("dropout over tiles", L=150, M=100, D=64, B=1, H=2, dropout_p=0.3),
     Case("intervals over tiles", L=150, M=200, D=40, B=2, H=1, intervals="random"),
     Case("episodes over tiles", L=150, M=100, D=64, B=2, H=1, intervals="episodes"),
-    Case("padded, both ways", L=150, M=0, D=64, B=2, H=1, causal=False, intervals="padded"),
+    Case("padded, bidirectional", L=150, M=0, D=64, B=2, H=1, causal=False, intervals="padded"),
     Case("storage [L, B, H, D] over tiles", L=130, M=70, D=64, layout="lbhd", scale=-0.2, extra_rows=5),
     Case("no scale", L=70, M=10, D=64, scale=0.0),
-    Case("nothing to see", L=150, M=40, D=64, B=1, H=1, intervals="nothing"),
-    Case("nothing to see, wide heads", L=70, M=10, D=128, B=1, H=1, intervals="nothing"),
+    Case("no visible keys", L=150, M=40, D=64, B=1, H=1, intervals="nothing"),
+    Case("no visible keys, wide heads", L=70, M=10, D=128, B=1, H=1, intervals="nothing"),
     Case("blocks that see nothing", L=260, M=0, D=64, B=1, H=1, window=30, intervals="ended"),
     Case("blocks that see nothing, wide heads", L=200, M=0, D=128, B=1, H=1, window=30, intervals="ended"),
 ]
@@ -77,14 +74,13 @@ def forward(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]
 
 def definition(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.no_grad():
-        return oracle({n: x.double() if torch.is_tensor(x) and x.is_floating_point() else x for n, x in inputs.items()})
+        return oracle(in_float64(inputs))
 
 
 def matches_the_definition(case: Case) -> None:
-    """Float32 against the definition."""
-    for name, got, want in zip(
-        ("out", "lse"), forward(case, torch.float32), definition(make_inputs(case)), strict=True
-    ):
+    """Compare float32 with the definition."""
+    pairs = zip(forward(case, torch.float32), definition(make_inputs(case)), strict=True)
+    for name, (got, want) in zip(("out", "lse"), pairs, strict=True):
         require_close(got, want, name)
 
 

@@ -1,5 +1,5 @@
-"""csrc/cuda compiled as host C++ against simt_emulation.h: as a Python module that the backend
-takes for its own, or as a small program."""
+"""csrc/cuda compiled as host C++ against simt_emulation.h: as a Python module in place of the
+backend's, or as a small program."""
 
 import functools
 import importlib.util
@@ -11,6 +11,7 @@ from typing import Any
 import pybind11
 import torch
 from builds import ROOT, once
+from cases import Case, as_fields, make_inputs
 
 from txl_kernels.backends import cuda, native_modules
 from txl_kernels.backends.source_hash import source_hash
@@ -49,17 +50,8 @@ def build(launches: Path | None = None) -> Any:
 def _compile(folder: Path, name: str, launches: Path | None) -> None:
     before = [] if launches is None else ["-I", str(launches)]
     sources = [CSRC / source for source in SOURCES] + sorted(launches.glob("*.cpp") if launches else [])
-    include = [
-        *before,
-        "-I",
-        str(CSRC),
-        "-I",
-        str(HERE),
-        "-I",
-        pybind11.get_include(),
-        "-I",
-        sysconfig.get_path("include"),
-    ]
+    folders = (CSRC, HERE, pybind11.get_include(), sysconfig.get_path("include"))
+    include = [*before, *(f"-I{folder}" for folder in folders)]
     flags = ["-O1", "-fPIC", f"-fvisibility={'default' if launches else 'hidden'}", f"-DTXL_MODULE=_cuda_{name}"]
     flags += [f'-DTXL_SOURCE_HASH="{source_hash(CSRC.parent, "_cuda")}"']
     objects = [str(folder / f"{n}.o") for n in range(len(sources))]
@@ -81,23 +73,19 @@ def build_driver(folder: Path, csrc: Path = CSRC, flags: tuple[str, ...] = ()) -
     return program
 
 
-def call_nowhere(
+def meta_call(
     B: int, H: int, L: int, M: int, D: int, dtype: torch.dtype = torch.float32, window: int | None = None
 ) -> Call:
-    """A call whose tensors have shapes and strides, but lie nowhere."""
-
-    def nowhere(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    q, memory, bias = nowhere(B, H, L, D), nowhere(B, H, M, D), nowhere(H, D)
-    inputs = (q, q, q, nowhere(H, M + L, D), bias, bias, memory, memory, None, None, None)
-    return Call(*inputs, None, None, None, None if window is None else window - 1, 0, 0, 1.0, 0.0, 0.0, 1.0, False)
+    """A call whose tensors are on the meta device."""
+    shapes = dict.fromkeys("qkv", (B, H, L, D)) | dict.fromkeys(("k_mem", "v_mem"), (B, H, M, D))
+    shapes |= {"r": (H, M + L, D)} | dict.fromkeys(("content_bias", "position_bias"), (H, D))
+    tensors = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape in shapes.items()}
+    return as_fields(make_inputs(Case(D=D, window=window)))._replace(**tensors)
 
 
 def plan_of(*sizes: Any, module: Any = None, window: int | None = None, multiprocessors: int = 132) -> Any:
-    """The plan of such a call: of B, H, L, M, D and perhaps a dtype. module: None for the one at
-    hand."""
-    call = call_nowhere(*sizes, window=window)
+    """The plan of a meta call with these sizes. module: None for the compiled one."""
+    call = meta_call(*sizes, window=window)
     module = cuda.native.module if module is None else module
     kind = module.DecodePlan if call.q.size(2) <= cuda.MAX_DECODE_QUERIES else module.PrefillPlan
     return kind(call, call.q, cuda.DTYPES.index(call.q.dtype), 0, multiprocessors, -1)

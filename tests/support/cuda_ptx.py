@@ -1,4 +1,5 @@
-"""csrc/cuda with its launches run from nvcc's PTX, on the CPU: host code by g++, kernels by ptx."""
+"""csrc/cuda whose launches execute nvcc's PTX on the CPU: host code by g++, kernels by
+tools/ptx."""
 
 import ctypes
 import functools
@@ -26,7 +27,7 @@ _MAP = struct.Struct("Q4q4q4ii")  # TensorMap of hopper_emulation.h: innermost a
 def compile_ptx(
     folder: Path, architecture: str, csrc: Path, patterns: tuple[str, ...], options: tuple[str, ...] = ()
 ) -> list[str]:
-    """nvcc's PTX of some sources of the folder `csrc`."""
+    """Return nvcc's PTX of some sources of the folder `csrc`."""
     outputs = []
     for source in sorted(path for pattern in patterns for path in csrc.glob(pattern)):
         outputs.append(out := folder / f"{source.stem}.{architecture}.ptx")
@@ -37,7 +38,7 @@ def compile_ptx(
 
 @functools.cache
 def compiled_ptx(architecture: str) -> list[str]:
-    """nvcc's PTX of the kernels of every dtype."""
+    """Return nvcc's PTX of the kernels of every dtype."""
     patterns = ("decode/decode_[bf]*.cu", "hopper/*_*f16.cu")[: 2 if architecture == "sm_90a" else 1]
     made = once(f"ptx_{architecture}", [CSRC], patterns, "nvcc",
                 lambda folder: compile_ptx(folder, architecture, CSRC, patterns))  # fmt: skip
@@ -46,17 +47,17 @@ def compiled_ptx(architecture: str) -> list[str]:
 
 @functools.cache
 def ptx_module() -> "PtxModule":
-    """The one of this process."""
+    """Return the module of this process."""
     return PtxModule()
 
 
 class PtxModule:
-    """Stands in for the compiled module.
+    """A replacement of the compiled module.
 
     Attributes:
-        faults: what running the kernels found; a callback cannot raise.
-        counts: of each kernel by name, where they are to be counted; else None.
-        first: warpgroups in the order in which they go on, see ptx.block.Launch.
+        faults: errors found by the executor; a callback cannot raise.
+        counts: the counts of each kernel by name; None not to count.
+        first: warpgroups in the order in which they proceed, see ptx.block.Launch.
     """
 
     def __init__(self) -> None:
@@ -71,7 +72,7 @@ class PtxModule:
         self.first: tuple[int, ...] = ()
 
     def use(self, modules: list[str]) -> None:
-        """The PTX that launches take from here on."""
+        """Execute this PTX in launches from now on."""
         self._texts = {name: ptx for ptx in modules for name in kernels(ptx)}
         self._kernels = {}
 

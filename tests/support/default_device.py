@@ -1,4 +1,4 @@
-"""Stand-ins for what a user may set as the default for new tensors."""
+"""Defaults of new tensors that a user may set."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -10,8 +10,8 @@ from torch.utils._device import _device_constructors
 
 
 class LikeCuda(TorchFunctionMode):
-    """`torch.set_default_device("cuda")` as a CUDA build has it, where there is no GPU: a tensor
-    made without a device is on another one, and not by a generator of the CPU."""
+    """`torch.set_default_device("cuda")` as in a CUDA build, without a GPU: a tensor made without a
+    device is on another one, and generators of the CPU are refused."""
 
     def __torch_function__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -1,4 +1,4 @@
-"""What several GPU tests need."""
+"""Inputs of GPU tests."""
 
 import torch
 from torch import Tensor
@@ -7,8 +7,8 @@ Memory = tuple[Tensor, Tensor]
 
 
 def memory_beyond_31_bits(length: int, window: int) -> tuple[list[Tensor], Memory, Memory]:
-    """bfloat16 (q, k, v, r, a bias), a memory of 2**31 + elements, and its last 1,000 rows: all
-    that a window can see."""
+    """Return bfloat16 (q, k, v, r, a bias), a memory of more than 2**31 elements, and its last
+    1,000 rows, which hold what a window sees."""
     rows, width = 2**25 + 77, 64
     k_mem, v_mem = (torch.zeros(1, 1, rows, width, dtype=torch.bfloat16) for _ in range(2))
     assert k_mem.numel() > 2**31

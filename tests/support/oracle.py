@@ -8,33 +8,31 @@ from typing import Any
 
 import pytest
 import torch
-from cases import DTYPES, Case, as_call, as_fields, make_inputs, randn
+from cases import DTYPES, Case, as_call, as_fields, in_float64, leaves, make_inputs, randn
 from tolerances import require_close, require_small_error
 from torch import Tensor
 
 from txl_kernels import rel_attention
-from txl_kernels.call import INPUTS, intervals, keep_mask, keep_scale
+from txl_kernels.call import intervals, keep_mask, keep_scale
 
 
 def oracle(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
     """(out, lse) of `make_inputs`' arguments, query by query over the keys that it sees."""
     q, k, v = x["q"], torch.cat([x["k_mem"], x["k"]], 2), torch.cat([x["v_mem"], x["v"]], 2)
     B, H, L, D = q.shape
+    M, S = x["k_mem"].size(2), k.size(2)
     heads = [h // (H // k.size(1)) for h in range(H)]
     k, v = k[:, heads], v[:, heads]
-    q_pos = x.get("q_pos", q)
-    M, S = x["k_mem"].size(2), k.size(2)
+    q_pos = q if x["q_pos"] is None else x["q_pos"]
     scale = D**-0.5 if x["scale"] is None else x["scale"]
-    position_scale = scale if x.get("position_scale") is None else x["position_scale"]
-    u, w = (
-        q.new_zeros(H, width) if x[name] is None else x[name]
-        for name, width in (("content_bias", D), ("position_bias", q_pos.size(3)))
-    )
+    position_scale = scale if x["position_scale"] is None else x["position_scale"]
+    u = q.new_zeros(H, D) if x["content_bias"] is None else x["content_bias"]
+    w = q.new_zeros(H, q_pos.size(3)) if x["position_bias"] is None else x["position_bias"]
     each_row = x["r"] is not None and x["r"].dim() == 4
     outs, sums = [], []
     for b in range(B):
         r = None if x["r"] is None else (x["r"].expand(B, -1, -1, -1)[b] if each_row else x["r"]).expand(H, -1, -1)
-        keep = _kept(x, b, each_row, (B, H, L, S))
+        keep = _keep_factors(x, b, each_row, (B, H, L, S))
         for i in range(L):
             seen = [j for j in range(S) if sees(x, b, i, j, M)]
             rows = [_row(x, M + i - j) for j in seen]
@@ -44,31 +42,32 @@ def oracle(x: dict[str, Any]) -> tuple[Tensor, Tensor]:
             position = torch.zeros_like(score)
             if r is not None:
                 position = position + ((q_pos[b, :, i, None] + w[:, None]) * r[:, rows]).sum(-1)
-            if "r_bias" in x:
+            if x["r_bias"] is not None:
                 position = position + x["r_bias"][:, rows]
             score = score + position_scale * position * inside
             if x["softcap"]:
                 score = x["softcap"] * torch.tanh(score / x["softcap"])
             p = score.softmax(-1)
-            if "sink" in x and seen:
+            if x["sink"] is not None and seen:
                 sink = (x["sink"] if x["sink"].dim() == 1 else x["sink"][b, :, i])[:, None]
                 p = torch.cat([score, sink], -1).softmax(-1)[:, :-1]
             p = p * keep[:, i, seen]
             outs.append((p[..., None] * v[b, :, seen]).sum(1))
             sums.append(score.logsumexp(-1))
-    if not outs:
-        return q.new_zeros(B, H, L, v.size(3)), q.new_zeros(B, H, L)
+    if not outs:  # the sums of nothing, to which every tensor belongs
+        nothing = 0.0 * sum(y.sum() for y in leaves(x).values())
+        return q.new_zeros(B, H, L, v.size(3)) + nothing, q.new_zeros(B, H, L) + nothing
     return torch.stack(outs).view(B, L, H, -1).transpose(1, 2), torch.stack(sums).view(B, L, H).transpose(1, 2)
 
 
 def sees(x: dict[str, Any], b: int, i: int, j: int, M: int) -> bool:
-    """Query i of text b sees key j."""
-    if j < x.get("prefix", 0):
+    """Whether query i of batch row b sees key j."""
+    if j < x["prefix"]:
         return True
     at, L = M + i, x["q"].size(2)
     left, right = x["window"] if isinstance(x["window"], tuple) else (x["window"] and x["window"] - 1, None)
     ok = (left is None or at - j <= left) and (right is None or j - at <= right) and (not x["causal"] or j <= at)
-    if "chunk" in x:
+    if x["chunk"] is not None:
         size, before = x["chunk"]
         own, other = i // size, (j - M) // size  # chunks before the segment have numbers below 0
         ok = ok and other <= own and (before is None or other >= own - before)
@@ -81,16 +80,16 @@ def sees(x: dict[str, Any], b: int, i: int, j: int, M: int) -> bool:
 def _row(x: dict[str, Any], distance: int) -> int | None:
     """The row of r and r_bias; None for a distance without one."""
     rows = x["r_bias"].size(1) if x["r"] is None else x["r"].size(-2)
-    row = x["zero_row"] + (-distance if x.get("r_descending") else distance)
-    row = min(max(row, 0), rows - 1) if x.get("outside") == "clamp" else row
-    if x.get("outside") == "zero" and not 0 <= row < rows:
+    row = x["zero_row"] + (-distance if x["r_descending"] else distance)
+    row = min(max(row, 0), rows - 1) if x["outside"] == "clamp" else row
+    if x["outside"] == "zero" and not 0 <= row < rows:
         return None
     assert 0 <= row < rows
     return int(row)
 
 
-def _kept(x: dict[str, Any], b: int, each_row: bool, shape: tuple[int, ...]) -> Tensor:
-    """Factors [H, L, S] of the weights of text b."""
+def _keep_factors(x: dict[str, Any], b: int, each_row: bool, shape: tuple[int, ...]) -> Tensor:
+    """Factors [H, L, S] of the weights of batch row b: 0 where dropped."""
     if not x["dropout_p"]:
         return torch.ones(shape[1:], dtype=torch.float64)
     seed = x["dropout_seed"] + b if each_row else x["dropout_seed"]
@@ -100,21 +99,20 @@ def _kept(x: dict[str, Any], b: int, each_row: bool, shape: tuple[int, ...]) -> 
 def gradients(
     out: Tensor, lse: Tensor, x: dict[str, Any], *, through_lse: bool = True, again: bool = False
 ) -> dict[str, Tensor]:
-    """Gradients of a fixed random functional of out and lse in all tensors that the call has; zeros
-    in those that do not matter. again: keeps what backward needs."""
+    """Gradients of a fixed random functional of out and lse in all tensors that require them.
+    again: keeps what backward needs."""
     g = torch.Generator("cpu").manual_seed(7)
     loss = (out.double() * randn(*out.shape, generator=g).to(out.device)).sum()
     if through_lse:
         weight = randn(*lse.shape, generator=g).to(out.device)
         loss = loss + (torch.where(lse.isfinite(), lse, 0.0).double() * weight).sum()
-    tensors = {name: x[name] for name in INPUTS if x.get(name) is not None}
-    found = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True, retain_graph=again)
-    return {n: torch.zeros_like(x[n]) if y is None else y for n, y in zip(tensors, found, strict=True)}
+    tensors = leaves(x)
+    return dict(zip(tensors, torch.autograd.grad(loss, list(tensors.values()), retain_graph=again), strict=True))
 
 
 @contextlib.contextmanager
 def skipping_refusals(backend: Any) -> Iterator[None]:
-    """Skips the test where a backend refuses a call by name, as it may a term of the formula."""
+    """Skip the test where a backend refuses a call by name, as it may a term of the formula."""
     try:
         yield
     except RuntimeError as error:
@@ -131,11 +129,11 @@ def attend(inputs: dict[str, Any], **more: Any) -> tuple[Tensor, Tensor]:
 
 @functools.lru_cache(256)  # backends, instruction sets and units are compared with the same values
 def _by_definition(case: Case, device: torch.device) -> tuple[Tensor, Tensor, list[dict[str, Tensor]]]:
-    """out, lse, and the gradients without and with one of lse (none if out is empty). device: the
-    default one, where the inputs are."""
+    """out, lse, and the gradients without and with one of lse. device: the default one, where the
+    inputs are."""
     exact = make_inputs(case)
     out, lse = oracle(exact)
-    found = [gradients(out, lse, exact, through_lse=way, again=True) for way in (False, True) if out.numel()]
+    found = [gradients(out, lse, exact, through_lse=way, again=True) for way in (False, True)]
     return out.detach(), lse.detach(), found
 
 
@@ -156,7 +154,7 @@ def matches_the_definition(case: Case, backend: str) -> None:
 def _by_reference(case: Case, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
     """out, lse and every gradient by the reference in float64, of inputs rounded to dtype; device:
     as in `_by_definition`."""
-    exact = {n: y.detach().double().requires_grad_() if is_leaf(y) else y for n, y in make_inputs(case, dtype).items()}
+    exact = in_float64(make_inputs(case, dtype))
     out, lse = attend(exact, backend="reference")
     return {"out": out.detach(), "lse": lse.detach()} | gradients(out, lse, exact)
 
@@ -214,7 +212,3 @@ def ignores_what_no_query_sees(
         assert want.isfinite().all() or name == "lse", name
         tolerance = {"rtol": 0.0, "atol": 0.0} if exactly else {}
         torch.testing.assert_close(results[1][name], want, **tolerance, msg=lambda text, n=name: f"{n}: {text}")
-
-
-def is_leaf(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.requires_grad

@@ -1,4 +1,4 @@
-"""Archives made in memory."""
+"""Archives in memory."""
 
 import io
 import tarfile

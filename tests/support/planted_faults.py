@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+from cases import Case
 from cuda_emulation import CSRC
-from oracle import Case
 
-Edit = int | tuple[str, str] | None  # moves the line by so many; replaces one token of it; deletes it
+Edit = int | tuple[str, str] | None  # move the line by so many, replace one token of it, or delete it
 
 NARROW = Case("narrow", B=1, H=1, L=150, M=250, D=64, window=180)
 WIDE = Case("wide", B=1, H=1, L=70, M=150, D=128, window=80)
@@ -19,8 +19,8 @@ MASKED = Case("masked", B=1, H=1, L=64, M=40, D=64)  # rows of the first tile th
 
 
 class Hopper(NamedTuple):
-    """A fault of a Hopper kernel, and the case that notices it. seen: part of what the executor
-    reports; "values": wrong results; "": either."""
+    """A fault of a Hopper kernel, and the case that detects it. seen: part of what the executor
+    reports; "values" for wrong results; "" for either."""
 
     name: str
     edit: Edit
@@ -86,8 +86,8 @@ BACKWARD = [
     Hopper("rows-beyond-queries", ("(n), is_row &&", "(n) + (is_row ? 0 : i * rows.s2),"), LONG, "global memory"),
     Hopper("columns-barrier", None, NARROW, "race"),
 ]
-# In the kernels of up to 16 queries, with what the SIMT emulation prints: shuffles with too few
-# steps, half of the values lost, wrong partners; lanes that shuffle differently; a barrier missed.
+# In the decode kernels, with what the SIMT emulation prints: shuffles with too few steps, half of
+# the values lost, wrong partners; lanes that shuffle differently; a missed barrier.
 SHUFFLES: list[tuple[str, Edit, str]] = [
     ("group-sum-steps", ("LANES / 8", "LANES / 16"), "wrong"),
     ("group-sum-halves", ("upper ? x[k] : x[k + 2]", "x[k]"), "wrong"),
@@ -96,18 +96,14 @@ SHUFFLES: list[tuple[str, Edit, str]] = [
     ("weights-sum-partner", ("(sum, step)", "(sum, 1)"), "wrong"),
     ("merge-sum", ("+=", "="), "wrong"),
     ("group-sum-diverging", ("LANES / 2", "thread() % 2 ? LANES / 2 : 1"), "shuffle differently"),
-    (
-        "group-sum-absent-lanes",
-        ("lane<S>()", "lane<S>() && shuffle_xor(0, 1) == 0 && lane<S>()"),
-        "shuffle differently",
-    ),
+    ("group-sum-absent-lanes", ("lane<S>()", "lane<S>() && shuffle_xor(0, 1) == 0 && lane<S>()"), "shuffle differently"),
     ("barrier-missed-by-a-thread", ("barrier()", "if (thread() != 1) barrier()"), "do not reach"),
-]
+]  # fmt: skip
 _MARK = re.compile(r"//.*\bplant: (\S+)$")
 
 
 def marks() -> list[tuple[Path, int, str]]:
-    """The marked lines of csrc/cuda: file, index of the line, name of the fault."""
+    """Return the marked lines of csrc/cuda: file, index of the line, name of the fault."""
     found = []
     for source in sorted(CSRC.rglob("*.cuh")):
         for n, line in enumerate(source.read_text().splitlines()):
@@ -117,13 +113,13 @@ def marks() -> list[tuple[Path, int, str]]:
 
 
 def copied_source(folder: Path) -> Path:
-    """csrc/cuda of a copy of csrc in `folder`."""
+    """Copy csrc to `folder`, and return its csrc/cuda."""
     shutil.copytree(CSRC.parent, folder / "csrc")
     return folder / "csrc" / CSRC.name
 
 
 def plant(folder: Path, name: str, edit: Edit) -> Path:
-    """csrc/cuda of a copy of csrc that has the fault."""
+    """Copy csrc with the fault, and return its csrc/cuda."""
     [(source, at)] = [(source, at) for source, at, marked in marks() if marked == name]
     csrc = copied_source(folder)
     copy = csrc / source.relative_to(CSRC)

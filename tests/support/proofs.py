@@ -1,5 +1,5 @@
-"""A pytest plugin, which `make test-slow` alone takes: skips the slow proofs of GPU code where they
-have passed with the same sources and compilers, and records that they have."""
+"""A pytest plugin for `make test-slow`: skips slow proofs of GPU code that have passed with the
+same sources and compilers, and records that they have."""
 
 import importlib.metadata
 import json
@@ -11,7 +11,7 @@ from builds import ROOT, hash_of
 
 RECORD = ROOT / "tests" / "slow_proofs.json"
 PROOFS = ("tests/txl_kernels/cuda/", "tests/txl_kernels/triton/", "tests/tools/ptx/")
-NO_FAULT = "none runs in"  # the reason of a test of planted faults, none of which is in the code compiled for a GPU
+NO_FAULT = "none runs in"  # why a test of planted faults is skipped whose faults are not in the compiled code
 SOURCES = (
     *PROOFS, "csrc/cuda", "csrc/python", "tests/support", "tools/ptx",
     "txl_kernels/backends/cuda.py", "txl_kernels/backends/triton",
@@ -19,7 +19,7 @@ SOURCES = (
 
 
 def present() -> dict[str, str] | None:
-    """Return the hash and versions that a proof here would have; None without the compilers."""
+    """Return the hash and versions of a proof on this machine; None without the compilers."""
     try:
         triton = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
@@ -30,7 +30,7 @@ def present() -> dict[str, str] | None:
 
 
 class Proofs:
-    """The outcomes of a session's proofs, counting each phase of a test that did not pass."""
+    """The outcomes of a session's proofs; each phase of a test that did not pass counts."""
 
     def __init__(self) -> None:
         self.present = present()

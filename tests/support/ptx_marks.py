@@ -1,4 +1,4 @@
-"""Where tests that run Triton's PTX run."""
+"""Marks of tests that execute Triton's PTX."""
 
 import os
 

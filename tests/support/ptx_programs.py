@@ -1,4 +1,4 @@
-"""Small kernels in PTX, run by tools/ptx."""
+"""Small kernels in PTX, executed by tools/ptx."""
 
 import torch
 from ptx.block import Launch
@@ -30,8 +30,8 @@ HEAD = """
 def run(
     body: str, a: torch.Tensor | None = None, b: torch.Tensor | None = None, threads: int = 64, blocks: int = 1
 ) -> Counts:
-    """Runs statements with tid in %r0, a and b in %d0 and %d1, a + tid and b + tid in %d3 and %d4,
-    shared memory's first address in %r99, of the thread's word there in %r1."""
+    """Execute statements with tid in %r0, a and b in %d0 and %d1, a + tid and b + tid in %d3 and
+    %d4, shared memory's first address in %r99, of the thread's word there in %r1."""
     kernel = Kernel(parse(HEAD + body + "\n  ret;\n}\n"))
     memory = GlobalMemory()
     params = b""

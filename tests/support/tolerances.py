@@ -1,26 +1,27 @@
-"""How far a result may be from the exact one, and the two comparisons that hold it to that."""
+"""Tolerances against exact results, and the two comparisons that use them."""
 
 import torch
 from torch import Tensor
 
-# Of each element, relative to the largest magnitude of the exact result.
+# For each element, relative to the largest magnitude of the exact result.
 OF_ELEMENTS = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-# Of the norm of the error, relative to that of the exact result, and a tenth of it absolute.
+# For the norm of the error, relative to that of the exact result, and a tenth of it absolute.
 OF_NORMS = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 2e-2, torch.bfloat16: 2e-1}
-# Of elements, where both round the same values to the dtype but add them in another order.
+# For elements, where both round the same values to the dtype but add them in another order.
 OF_ROUNDING = {torch.float32: 2e-5, torch.bfloat16: 2**-7}
 
 
 def largest(x: Tensor) -> float:
-    """The largest finite magnitude; 0 if there is none."""
+    """Return the largest finite magnitude; 0 if there is none."""
     return float(x.detach().where(x.isfinite(), 0.0).abs().amax()) if x.numel() else 0.0
 
 
 def require_close(
     got: Tensor, want: Tensor, name: str, dtype: torch.dtype | None = None, *, minimum: float = 1.0
 ) -> None:
-    """Each element of `got` is within OF_ELEMENTS times the largest magnitude of `want`, and at
-    least `minimum`; infinities and NaN are in the same places. dtype: None for that of `got`."""
+    """Check that each element of `got` is within OF_ELEMENTS times the largest magnitude of `want`,
+    and at least `minimum`; infinities and NaN are in the same places. dtype: None for that of
+    `got`."""
     unit = OF_ELEMENTS[dtype or got.dtype]
     torch.testing.assert_close(
         got.detach().double(), want.detach().double(), rtol=0, atol=unit * max(minimum, largest(want)),
@@ -29,7 +30,8 @@ def require_close(
 
 
 def require_small_error(got: Tensor, want: Tensor, name: str, dtype: torch.dtype) -> None:
-    """The norm of the error is within OF_NORMS; what is not finite is in the same places."""
+    """Check that the norm of the error is within OF_NORMS, and infinities and NaN in the same
+    places."""
     finite = want.isfinite()
     assert torch.equal(got.isfinite(), finite), name
     error = (got.detach().double() - want.detach()).where(finite, 0.0).norm()

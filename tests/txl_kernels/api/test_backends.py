@@ -1,6 +1,5 @@
-"""The protocol every backend keeps, and the order of a call's fields that Python and C++ share."""
+"""The protocol of backends, and the order of a call's fields that Python and C++ share."""
 
-import dataclasses
 import functools
 import importlib.metadata
 import shutil
@@ -17,15 +16,17 @@ from txl_kernels.backends.source_hash import source_hash
 from txl_kernels.call import BOUNDS, INPUTS, SETTINGS, TENSORS, Call, inputs_of, settings_of, tensors_of
 
 CPU = torch.device("cpu")
+# What a module without torch's C functions has.
+NO_FUNCTIONS = {"TORCH_FUNCTIONS": (), "set_torch_functions": lambda addresses: None, "tensor_metadata": lambda x: None}
 
 
-def test_rocm_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert "ROCm is refused" in (protocol.why_not_gpu.__wrapped__(torch.device("cuda")) or "")
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_says_what_it_takes(name: str) -> None:
+def test_reasons_of_refusals(name: str) -> None:
     backend = BACKENDS[name]
     assert name == backend.NAME
     widths = backend.HEAD_WIDTHS
@@ -41,20 +42,19 @@ def test_says_what_it_takes(name: str) -> None:
 def test_groups_of_fields_are_all_fields() -> None:
     assert (*TENSORS, *SETTINGS) == Call._fields
     assert (*INPUTS, *BOUNDS, "seed") == TENSORS
-    call = as_fields(make_inputs(Case("", dropout_p=0.1, intervals="random"), torch.float32))
+    call = as_fields(make_inputs(Case(dropout_p=0.1, intervals="random"), torch.float32))
     assert tuple(getattr(call, name) for name in INPUTS) == inputs_of(call)
     assert tuple(getattr(call, name) for name in SETTINGS) == settings_of(call)
     assert len(inputs_of(call)) + len(BOUNDS) + 1 == len(tensors_of(call))
 
 
 def _module(**values: object) -> Callable[[str, Path], SimpleNamespace]:
-    """What importing any module gives."""
+    """A function that imports any module as one with these values."""
     return lambda name, file: SimpleNamespace(**values)
 
 
-def test_a_module_of_another_version_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of the fields is written in C++ too; one that differs would read one tensor for
-    another."""
+def test_module_of_another_version_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C++ repeats the order of the fields; another order would exchange tensors."""
     monkeypatch.setattr(native_modules, "PACKAGE", tmp_path)
     monkeypatch.setattr(native_modules, "SOURCES", tmp_path)
     (tmp_path / "_native.so").touch()
@@ -65,16 +65,15 @@ def test_a_module_of_another_version_is_not_used(tmp_path: Path, monkeypatch: py
         assert f"{tmp_path / '_native.so'} was built from another version of the source" in str(loaded.why_not_loaded)
 
 
-def test_a_module_that_its_sources_left_behind_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An editable install, then `git pull`: the module must not answer for sources it is not of."""
+def test_module_older_than_its_sources_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An editable install, then `git pull`."""
     for file in ("attention.h", "cpu/kernel.cpp", "cuda/kernel.cu"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text("before")
     built = source_hash(tmp_path, "_native")
     monkeypatch.setattr(native_modules, "PACKAGE", tmp_path)
     monkeypatch.setattr(native_modules, "SOURCES", tmp_path)
-    silent = {"TORCH_FUNCTIONS": (), "set_torch_functions": lambda addresses: None, "tensor_metadata": lambda x: None}
-    monkeypatch.setattr(native_modules, "_import", _module(FIELDS=Call._fields, SOURCE_HASH=built, **silent))
+    monkeypatch.setattr(native_modules, "_import", _module(FIELDS=Call._fields, SOURCE_HASH=built, **NO_FUNCTIONS))
     monkeypatch.setattr(native_modules, "_installed", list)
     (tmp_path / "_native.so").touch()
     assert native_modules.load("_native", "C++").file == tmp_path / "_native.so"
@@ -92,7 +91,7 @@ def test_a_module_that_its_sources_left_behind_is_not_used(tmp_path: Path, monke
     assert native_modules.load("_native", "C++").module is not None
 
 
-def test_a_source_tree_takes_the_installed_modules_of_its_own_sources(
+def test_source_tree_uses_installed_modules_of_the_same_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`pip install .`, then `python -m txl_kernels` or a benchmark in the same clone."""
@@ -108,21 +107,20 @@ def test_a_source_tree_takes_the_installed_modules_of_its_own_sources(
     monkeypatch.setattr(native_modules, "SOURCES", csrc)
     found = functools.partial(importlib.metadata.Distribution.discover, path=[str(site.parent)])
     monkeypatch.setattr(importlib.metadata, "distributions", found)
-    silent = {"TORCH_FUNCTIONS": (), "set_torch_functions": lambda addresses: None, "tensor_metadata": lambda x: None}
     built = source_hash(csrc, "_native")
-    monkeypatch.setattr(native_modules, "_import", _module(FIELDS=Call._fields, SOURCE_HASH=built, **silent))
+    monkeypatch.setattr(native_modules, "_import", _module(FIELDS=Call._fields, SOURCE_HASH=built, **NO_FUNCTIONS))
     assert native_modules.load("_native", "C++").file == site / "_native.so"
     (csrc / "attention.h").write_text("after")
-    said = str(native_modules.load("_native", "C++").why_not_loaded)
-    assert f"this is the source tree {tmp_path / 'tree'}, where the C++ module is not built" in said
-    assert "was built from other sources: `pip install .` in this tree brings it up to date" in said
+    reason = str(native_modules.load("_native", "C++").why_not_loaded)
+    assert f"this is the source tree {tmp_path / 'tree'}, where the C++ module is not built" in reason
+    assert "was built from other sources: `pip install .` in this tree brings it up to date" in reason
     shutil.rmtree(site.parent)
-    said = str(native_modules.load("_native", "C++").why_not_loaded)
-    assert "no installed package has it: `pip install .` in this tree builds it" in said
+    reason = str(native_modules.load("_native", "C++").why_not_loaded)
+    assert "no installed package has it: `pip install .` in this tree builds it" in reason
 
 
-def test_kernels_refuse_by_the_reason_they_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = as_fields(make_inputs(dataclasses.replace(Case(""), L=2), torch.float32))
+def test_operator_raises_the_reason_of_why_not_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = as_fields(make_inputs(Case(L=2), torch.float32))
     for name, kernels in KERNELS.items():
         monkeypatch.setattr(kernels, "why_not_tensors", lambda *args: None)
         monkeypatch.setattr(kernels, "why_not_call", lambda call, name=name: f"{name} will not")

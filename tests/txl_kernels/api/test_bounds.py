@@ -1,7 +1,7 @@
-"""Bounds made from masks, ends of episodes and lengths, by what a query may see; caches whose rows
-begin anew."""
+"""Bounds made from masks, ends of episodes, lengths and packed sequences."""
 
 import functools
+import itertools
 from typing import Any
 
 import pytest
@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from txl_kernels import (
-    KeyValueCache,
-    RelAttention,
     bounds,
+    bounds_from_cu_seqlens,
     end_from_lengths,
     intervals,
     rel_attention,
@@ -25,7 +24,7 @@ from txl_kernels import (
 @pytest.mark.parametrize("memory_len", [0, 7])
 @pytest.mark.parametrize("with_memory", [False, True])
 def test_queries_see_their_own_episode(memory_len: int, with_memory: bool) -> None:
-    """Against episode numbers, counted step by step."""
+    """The episodes are counted step by step."""
     done, memory_done = torch.rand(5, 9) < 0.3, torch.rand(5, memory_len) < 0.3
     start = start_from_done(done, memory_len, memory_done if with_memory else None)
     assert (start.dtype, start.shape) == (torch.int32, (5, 9))
@@ -44,6 +43,16 @@ def test_no_steps() -> None:
     assert start_from_done(torch.zeros(2, 0, dtype=torch.bool), 3).shape == (2, 0)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_positions_see_their_own_packed_sequence(dtype: torch.dtype, padding: int) -> None:
+    ends = [0, 7, 8, 8, 20, 25]
+    start, end = bounds_from_cu_seqlens(torch.tensor(ends, dtype=dtype), 25 + padding)
+    assert start.dtype == end.dtype == torch.int32
+    want = [pair for pair in itertools.pairwise(ends) for _ in range(*pair)] + [(0, 0)] * padding
+    assert list(zip(start[0].tolist(), end[0].tolist(), strict=True)) == want
+
+
 def call(length: int, memory_len: int) -> dict[str, Any]:
     q, k, v = torch.randn(3, 3, 2, length, 8)
     r, (u, w) = torch.randn(2, memory_len + length, 8), torch.randn(2, 2, 8)
@@ -51,20 +60,14 @@ def call(length: int, memory_len: int) -> dict[str, Any]:
     return {"q": q, "k": k, "v": v, "r": r, "content_bias": u, "position_bias": w, "memory": memory}
 
 
-def test_lengths_are_the_shorter_calls() -> None:
+def test_lengths_equal_shorter_calls() -> None:
     whole = call(5, 6)
-    lengths = torch.tensor([6, 2, 0])
-    out = rel_attention(**whole, start=start_from_lengths(lengths, 6))
-    for b, n in enumerate(lengths.tolist()):
-        row = {name: x[b : b + 1] for name, x in whole.items() if name in "qkv"}
-        memory = tuple(x[b : b + 1, :, 6 - n :] for x in whole["memory"])
-        torch.testing.assert_close(out[b : b + 1], rel_attention(**{**whole, **row, "memory": memory}))
-    lengths = torch.tensor([5, 3, 1], dtype=torch.int32)
-    out = rel_attention(**whole, end=end_from_lengths(lengths, 6))
-    for b, n in enumerate(lengths.tolist()):
+    of_memory, of_segment = torch.tensor([6, 2, 0]), torch.tensor([5, 3, 1], dtype=torch.int32)
+    padded = rel_attention(**whole, start=start_from_lengths(of_memory, 6), end=end_from_lengths(of_segment, 6))
+    for b, (m, n) in enumerate(zip(of_memory.tolist(), of_segment.tolist(), strict=True)):
         row = {name: x[b : b + 1, :, :n] for name, x in whole.items() if name in "qkv"}
-        memory = tuple(x[b : b + 1] for x in whole["memory"])
-        torch.testing.assert_close(out[b : b + 1, :, :n], rel_attention(**{**whole, **row, "memory": memory}))
+        memory = tuple(x[b : b + 1, :, 6 - m :] for x in whole["memory"])
+        torch.testing.assert_close(padded[b : b + 1, :, :n], rel_attention(**whole | row | {"memory": memory}))
 
 
 FLAGS = torch.zeros(2, 3, dtype=torch.bool)
@@ -77,86 +80,13 @@ BAD = [
     (lambda: start_from_lengths(torch.tensor([4]), 3), ValueError, r"lengths must be from 0 to total=3, .* 4 to 4"),
     (lambda: end_from_lengths(torch.tensor([-1])), ValueError, r"lengths must be >= 0, got values from -1 to -1"),
     (lambda: end_from_lengths(torch.tensor([[1]])), ValueError, r"lengths must be \[B\], got shape \[1, 1\]"),
-    (lambda: cache().reset([0]), TypeError, r"rows must be None or a bool tensor \[B\], got list"),
-    (lambda: cache().hide(torch.tensor([1, -1])), ValueError, "counts must be >= 0, got -1"),
-    (lambda: cache().hide(torch.ones(2)), TypeError, r"counts must be an int64 tensor \[B\], got torch.float32"),
-    (lambda: cache().reset(FLAGS[0]), ValueError, r"rows must be \[B\] = \[2\] on cpu, got shape \[3\]"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("wrong", "error", "words"), BAD)
-def test_names_the_argument(wrong: Any, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
+@pytest.mark.parametrize(("wrong", "error", "message"), BAD)
+def test_errors_name_the_argument(wrong: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         wrong()
-
-
-def cache() -> KeyValueCache:
-    return RelAttention(16, 2).eval().new_cache(2, 6, 4)
-
-
-@pytest.mark.parametrize("given", [False, True])
-def test_rows_that_begin_anew(given: bool) -> None:
-    """Each row as a cache of its own that is cleared instead; some rows are reset while older
-    resets are still held, some long after."""
-    layer = RelAttention(16, 2, window=7).eval()
-    together, alone = layer.new_cache(3, 6, 4), [layer.new_cache(1, 6, 4) for _ in range(3)]
-    resets = {2: [True, False, False], 3: [False, True, True], 4: [False, False, True], 9: [True, False, True]}
-    seen_start = False
-    with torch.no_grad():
-        for n in range(16):
-            if n in resets:
-                together.reset(torch.tensor(resets[n]))
-                for row, reset in zip(alone, resets[n], strict=True):
-                    if reset:
-                        row.clear()
-            x = torch.randn(3, 1 + n % 4, 16)
-            held = len(together)
-            start = torch.full((3, 1), max(held - 2, 0)) if given else None
-            got = layer(x, cache=together, start=start)
-            seen_start |= together.start is not None
-            for b, row in enumerate(alone):
-                own = torch.full((1, 1), max(len(row) - 2, 0)) if given else None
-                torch.testing.assert_close(got[b : b + 1], layer(x[b : b + 1], cache=row, start=own))
-    assert seen_start
-    assert together.start is None, "once nothing held is older than a reset, bounds cost nothing"
-
-
-@pytest.mark.parametrize("held", [0, 3])
-def test_rows_after_padding(held: int) -> None:
-    """Each row as a cache of its own that never saw the padding, which is held in part already."""
-    layer, counts = RelAttention(16, 2, window=7).eval(), [4, 0, 2]
-    together, alone = layer.new_cache(3, 6, 4), [layer.new_cache(1, 6, 4) for _ in range(3)]
-    with torch.no_grad():
-        before = torch.randn(3, held, 16)
-        if held:
-            layer.fill_cache(together, before)
-        together.hide(torch.tensor(counts))
-        x = torch.randn(3, 4, 16)
-        got = layer(x, cache=together)
-        for b, row in enumerate(alone):
-            if counts[b] < held:
-                layer.fill_cache(row, before[b : b + 1, counts[b] :])
-            own = max(counts[b] - held, 0)
-            if own < 4:
-                torch.testing.assert_close(got[b : b + 1, own:], layer(x[b : b + 1, own:], cache=row))
-        for _ in range(8):
-            x = torch.randn(3, 2, 16)
-            got = layer(x, cache=together)
-            for b, row in enumerate(alone):
-                torch.testing.assert_close(got[b : b + 1], layer(x[b : b + 1], cache=row))
-    assert together.start is None, "once no padding is held, bounds cost nothing"
-
-
-def test_a_start_out_of_range_stays_so() -> None:
-    layer = RelAttention(16, 2).eval()
-    held = layer.new_cache(2, 6, 4)
-    with torch.no_grad():
-        layer(torch.randn(2, 4, 16), cache=held)
-        held.reset(torch.tensor([True, False]))
-        with pytest.raises(
-            ValueError, match=r"start must hold key indices in \[0, M \+ L\] = \[0, 6\], got values from -1"
-        ):
-            layer(torch.randn(2, 2, 16), cache=held, start=torch.tensor([[-1], [0]]))
 
 
 @pytest.mark.parametrize("length", [2**32 + 3, 2**40])
@@ -165,26 +95,7 @@ def test_lengths_beyond_32_bits_are_out_of_range(length: int) -> None:
         rel_attention(**call(5, 6), end=end_from_lengths(torch.tensor([length, 1, 1]), 6))
 
 
-def test_a_cache_of_inference_mode_works_without() -> None:
-    layer = RelAttention(16, 2).eval()
-    with torch.inference_mode():
-        held = layer.new_cache(2, 6, 4)
-    x = torch.randn(2, 3, 16)
-    with torch.no_grad():
-        layer(x, cache=held)
-    with torch.inference_mode():
-        layer(x, cache=held)
-    assert len(held) == 6
-
-
-def test_all_rows_begin_anew() -> None:
-    held = cache()
-    held.append(torch.zeros(2, 2, 4, 8), torch.zeros(2, 2, 4, 8))
-    held.reset()
-    assert len(held) == 0
-
-
-def test_under_compile() -> None:
+def test_compiled_bounds() -> None:
     def bounds(done: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         return start_from_done(done, 3), end_from_lengths(lengths, 3)
 
@@ -216,8 +127,7 @@ def test_intervals_by_definition(data: st.DataObject) -> None:
         assert start.dtype == end.dtype == torch.int32
 
 
-def test_bytes_that_are_no_bools() -> None:
-    """Whatever is not 0 is True."""
+def test_bytes_other_than_0_and_1_are_true() -> None:
     mask = torch.tensor([[0, 2, 2, 0]], dtype=torch.uint8).view(torch.bool)
     assert [x.tolist() for x in intervals(mask, visible=True)] == [[[1]], [[3]]]
 
@@ -225,18 +135,14 @@ def test_bytes_that_are_no_bools() -> None:
 def test_shapes_of_masks() -> None:
     padding = torch.tensor([[True, True, False], [False, True, True]])
     want = (torch.tensor([[0], [1]]), torch.tensor([[2], [3]]))
-    for mask in (
-        padding,
-        padding[:, None],
-        padding[:, None].expand(2, 7, 3),
-        padding[:, None, None].expand(2, 1, 7, 3),
-    ):
+    rows = padding[:, None]
+    for mask in (padding, rows, rows.expand(2, 7, 3), rows[:, None].expand(2, 1, 7, 3)):
         assert all(torch.equal(a, b) for a, b in zip(intervals(mask, visible=True), want, strict=True))
-    assert intervals(padding[:, None].repeat(1, 7, 1), visible=True)[0].shape == (2, 7)
+    assert intervals(rows.repeat(1, 7, 1), visible=True)[0].shape == (2, 7)
     assert [x.tolist() for x in intervals(~padding, visible=False)] == [x.tolist() for x in want]
 
 
-def test_a_hole_is_named() -> None:
+def test_mask_with_a_hole_is_refused() -> None:
     mask = torch.ones(3, 2, 5, dtype=torch.bool)
     mask[1, 1, 2] = False
     with pytest.raises(ValueError, match=r"mask must hide no key between visible ones .*for batch row 1, query 1"):
@@ -256,14 +162,14 @@ def test_a_hole_is_named() -> None:
         (torch.ones(3).bool(), ValueError, r"mask must be \[B, S\], .* got shape \[3\]"),
         (torch.ones(2, 2, 3, 3).bool(), ValueError, r"got shape \[2, 2, 3, 3\]"),
     ],
-    ids=["floats", "none", "one axis", "a mask each head"],
+    ids=["floats", "none", "one axis", "per head"],
 )  # fmt: skip
-def test_mask_refused(mask: Any, error: type[Exception], message: str) -> None:
+def test_bad_masks(mask: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         intervals(mask, visible=True)
 
 
-def test_which_value_is_visible_must_be_said() -> None:
+def test_visible_is_required() -> None:
     """torch's own modules hide True, `scaled_dot_product_attention` shows it."""
     mask = torch.ones(2, 3, dtype=torch.bool)
     with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'visible'"):
@@ -273,8 +179,8 @@ def test_which_value_is_visible_must_be_said() -> None:
 
 
 @torch.no_grad()
-def test_torchs_key_padding_mask() -> None:
-    """Without positions our scores are those of torch's own module, mask included."""
+def test_key_padding_mask_of_torch() -> None:
+    """Without positions the scores are those of torch's module, mask included."""
     theirs = torch.nn.MultiheadAttention(16, 2, bias=False, batch_first=True).eval()
     x = torch.randn(2, 5, 16)
     key_padding_mask = torch.tensor([[False] * 5, [False, False, False, True, True]])

@@ -1,34 +1,21 @@
-"""Whose a cache is, what a failed call leaves in it, and chunks that are not whole."""
+"""Key/value caches: streams in segments equal one call, beside layers and beside rel_attention;
+ownership, failed calls, chunks, resets and errors."""
 
+import contextlib
 import copy
-import io
-import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from layers import COPIES, OPTIONS, WIDTH, definition, hidden, layer, run
 
-from txl_kernels import KeyValueCache, LearnedRelativeAttention, RelAttention
+from txl_kernels import KeyValueCache, rel_attention
 from txl_kernels.cache import unchanged_on_error
 
-WIDTH = 12
-LAYERS: dict[str, Callable[..., Any]] = {
-    "sinusoids": RelAttention,
-    "a learned table": lambda *sizes, **options: LearnedRelativeAttention(*sizes, extent=5, qk_norm=True, **options),
-}
-
-
-def layer(name: str = "sinusoids", **options: Any) -> Any:
-    it = LAYERS[name](WIDTH, 3, dtype=torch.float64, **options).eval()
-    for p in it.parameters():
-        nn.init.normal_(p, 0, 0.3)
-    return it
-
-
-def stream(length: int) -> Tensor:
-    return torch.randn(2, length, WIDTH, dtype=torch.float64)
+STATIC = pytest.mark.parametrize("static", [False, True], ids=["growing cache", "static cache"])
+BOTH = pytest.mark.parametrize("name", ["plain", "learned, every option"])
 
 
 def new_cache(it: Any, mem_len: int, max_segment: int, static: bool) -> KeyValueCache:
@@ -37,40 +24,139 @@ def new_cache(it: Any, mem_len: int, max_segment: int, static: bool) -> KeyValue
     return made
 
 
-def saved(x: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(x, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-COPIES: dict[str, Callable[[Any], Any]] = {
-    "copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": lambda x: pickle.loads(pickle.dumps(x)), "save": saved,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("static", [False, True], ids=["a cache that grows", "a static cache"])
-@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "cuts", [[24], [1] * 24, [5, 1, 7, 2, 9], [3] * 8], ids=["one call", "steps", "uneven", "chunks"]
+)
+@pytest.mark.parametrize("name", OPTIONS)
 @torch.no_grad()
-def test_a_copied_cache_belongs_to_the_parameters_that_filled_it(
-    name: str, copied: Callable[[Any], Any], static: bool
-) -> None:
-    own, other, x = layer(name, window=6), layer(name, window=6), stream(8)
+def test_cache_equals_hidden_state_memory(name: str, cuts: list[int]) -> None:
+    it, x = layer(name), hidden(24)
+    if it.chunk is None and not it.causal:
+        with pytest.raises(ValueError, match="a key/value cache needs causal=True"):
+            it.new_cache(2, 24, 24)
+        return
+    if it.chunk is not None and max(cuts) != it.chunk[0]:
+        with pytest.raises(ValueError, match=f"max_segment must be the size of a chunk, 3, got {max(cuts)}"):
+            it.new_cache(2, 6, max(cuts))
+        return
+    for mem_len in (0, 1, 7, 24) if it.chunk is None else (6,):
+        cache, first, parts = it.new_cache(2, mem_len, max(cuts)), 0, []
+        for length in cuts:
+            part, memory = x[:, first : first + length], x[:, max(first - mem_len, 0) : first]
+            parts.append(run(it, part, cache=cache))
+            if it.chunk is None:
+                torch.testing.assert_close(parts[-1], run(it, part, memory), rtol=0, atol=1e-12)
+            first += length
+            assert len(cache) == min(first, mem_len)
+        if it.chunk is not None or mem_len == 24:
+            torch.testing.assert_close(torch.cat(parts, 1), definition(it, x)[0])
+        assert [y.shape for y in cache.memory] == [(2, it.n_kv_head, min(24, mem_len), it.d_head)] * 2
+        filled = it.new_cache(2, mem_len, max(cuts))
+        it.fill_cache(filled, x if it.batch_first else x.transpose(0, 1))
+        torch.testing.assert_close(filled.memory, cache.memory)
+
+
+@pytest.mark.parametrize("name", ["grouped", "chunks"])
+@torch.no_grad()
+def test_cache_without_a_table(name: str) -> None:
+    """The layer computes the table for each call."""
+    it, x = layer(name), hidden(15)
+    cache = KeyValueCache(None, 2, 6 if it.chunk else 14, 3, n_kv_head=it.n_kv_head, d_key=3, dtype=torch.float64)
+    parts = [it(part, cache=cache) for part in x.split(3, 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), definition(it, x)[0])
+
+
+B, H, L, D, DV, DP = 2, 4, 17, 8, 5, 3
+TABLES: dict[str, dict[str, Any]] = {
+    "a row for every distance": {"r": torch.randn(H, L + 4, D, dtype=torch.float64)},
+    "a shared table of another width": {"r": torch.randn(1, L + 4, DP, dtype=torch.float64)},
+    "no table": {"r": None, "dtype": torch.float64},
+}
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("n_kv_head", [1, 2, 4])
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+def test_cache_beside_rel_attention(table: dict[str, Any], n_kv_head: int, window: int | None) -> None:
+    q = torch.randn(B, H, L, D, dtype=torch.float64)
+    k = torch.randn(B, n_kv_head, L, D, dtype=torch.float64)
+    v = torch.randn(B, n_kv_head, L, DV, dtype=torch.float64)
+    sizes = {"n_kv_head": n_kv_head, "d_key": D, "d_value": DV}
+    cache = KeyValueCache(batch=B, mem_len=L, max_segment=4, window=window, **sizes, **table)
+    assert {name: getattr(cache, name) for name in sizes} == sizes
+    assert (cache.dtype, cache.batch) == (q.dtype, B)
+    q_pos = torch.randn(B, H, L, DP, dtype=torch.float64) if cache.r is not None and cache.r.size(2) == DP else None
+    r_bias = torch.randn(H, L, dtype=torch.float64) if cache.r is None else None
+    options = {"r_bias": r_bias, "window": cache.window}
+    parts = []
+    for rows in torch.arange(L).split(4):
+        part = [x[:, :, rows] for x in (q, k, v)]
+        positions = None if q_pos is None else q_pos[:, :, rows]
+        parts.append(rel_attention(*part, cache.r, memory=cache.memory, q_pos=positions, **options))
+        cache.append(*part[1:])
+    torch.testing.assert_close(torch.cat(parts, 2), rel_attention(q, k, v, cache.r, q_pos=q_pos, **options))
+    assert [x.shape for x in cache.memory] == [(B, n_kv_head, L, D), (B, n_kv_head, L, DV)]
+
+
+def test_oldest_positions_are_dropped_and_rows_reordered() -> None:
+    """Keys and values stay together when they move to the buffers' front."""
+    cache = KeyValueCache(None, 3, 5, 2, n_kv_head=2, d_key=4, d_value=3)
+    k, v = torch.randn(3, 2, 40, 4), torch.randn(3, 2, 40, 3)
+    rows, storage = torch.tensor([2, 0, 0]), cache.memory[0].untyped_storage().data_ptr()
+    for first in range(0, 40, 2):
+        cache.append(k[:, :, first : first + 2], v[:, :, first : first + 2])
+        for found, x in zip(cache.memory, (k, v), strict=True):
+            assert torch.equal(found, x[:, :, max(first - 3, 0) : first + 2])
+    assert cache.memory[0].untyped_storage().data_ptr() == storage
+    cache.reorder(rows)
+    for found, x in zip(cache.memory, (k, v), strict=True):
+        assert torch.equal(found, x[rows, :, 35:])
+
+
+@torch.no_grad()
+def test_reordered_rows_of_a_layers_cache() -> None:
+    """Rows that were reset keep where they began."""
+    it, text, more = layer(), hidden(6, 3), hidden(3, 3)
+    rows = torch.tensor([2, 0, 0])
+    caches = [it.new_cache(3, 4, 3) for _ in range(2)]
+    for cache, order in zip(caches, (torch.arange(3), rows), strict=True):
+        it(text[order, :3], cache=cache)
+        cache.reset(torch.tensor([False, False, True])[order])
+        it(text[order, 3:], cache=cache)
+    caches[0].reorder(rows)
+    torch.testing.assert_close(it(more, cache=caches[0]), it(more, cache=caches[1]))
+
+
+def test_repr_and_bytes() -> None:
+    table = torch.zeros(1, 128, 3)
+    cache = KeyValueCache(table, 3, 100, 28, n_kv_head=2, d_key=8, d_value=16)
+    assert cache.nbytes == 4 * (3 * 2 * 228 * (8 + 16) + 384)
+    assert repr(cache) == (
+        "KeyValueCache(0 of 100 positions held, batch=3, heads=2, width=8 and 16, max_segment=28, window=None, "
+        "float32 on cpu, 0.1 MiB)"
+    )
+    cache = KeyValueCache(torch.zeros(3, 9, 4, dtype=torch.float64), 2, 5, 4)  # sizes and dtype of the table
+    assert [x.shape for x in cache.memory] == [(2, 3, 0, 4)] * 2
+    assert cache.dtype == torch.float64
+
+
+@STATIC
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+@BOTH
+@torch.no_grad()
+def test_copied_cache_belongs_to_equal_parameters(name: str, copied: Callable[[Any], Any], static: bool) -> None:
+    own, other, x = (*(layer(name, window=6, batch_first=True) for _ in range(2)), hidden(8))
     cache = new_cache(own, 5, 4, static)
     own(x[:, :4], cache=cache)
     if static:
         cache.start.sub_(4)  # type: ignore[union-attr]
     want = own(x)[:, 4:]
-    with pytest.raises(
-        ValueError, match="cache must be this layer's own, got a copy of the cache of a layer with other"
-    ):
+    with pytest.raises(ValueError, match="cache must be this layer's own, got a copy of the cache of a layer with oth"):
         other(x[:, 4:], cache=copied(cache))
-    loaded = layer(name, window=6)
+    loaded = layer(name, window=6, batch_first=True)
     loaded.load_state_dict(own.state_dict())
     for it in (own, loaded):
-        alone = copied(copied(cache))
-        torch.testing.assert_close(it(x[:, 4:], cache=alone), want)
+        torch.testing.assert_close(it(x[:, 4:], cache=copied(copied(cache))), want)
     if copied is not copy.copy:
         with_its_layer, its_cache = copied((own, cache))
         torch.testing.assert_close(with_its_layer(x[:, 4:], cache=its_cache), want)
@@ -79,42 +165,53 @@ def test_a_copied_cache_belongs_to_the_parameters_that_filled_it(
 
 
 @torch.no_grad()
-def test_a_copied_cache_of_a_layer_that_is_gone_or_changed() -> None:
-    it, x = layer(window=6), stream(4)
+def test_copied_cache_of_a_missing_or_changed_layer_is_refused() -> None:
+    it, x = layer(), hidden(4)
     cache = it.new_cache(2, 5, 4)
-    twin = copy.deepcopy(it)
-    before = copy.deepcopy(cache)
+    twin, before = copy.deepcopy((it, cache))[0], copy.deepcopy(cache)
+
+    def refused(user: Any, copied: KeyValueCache) -> None:
+        with pytest.raises(ValueError, match="a copy of the cache of a layer with other parameters"):
+            user(x, cache=copied)
+
     it.qkv.weight[0, 0] += 1e-9
-    with pytest.raises(ValueError, match="a copy of the cache of a layer with other parameters"):
-        it(x, cache=before)
+    refused(it, before)
     twin.clamp_len = 3  # W_kR R in the cache is of other distances
-    with pytest.raises(ValueError, match="a copy of the cache of a layer with other parameters"):
-        twin(x, cache=copy.deepcopy(before))
+    refused(twin, copy.deepcopy(before))
+    it.to("meta")  # offloaded: its parameters cannot be read
+    refused(twin, copy.deepcopy(cache))
     del it
-    orphan = copy.deepcopy(cache)
-    with pytest.raises(ValueError, match="a copy of the cache of a layer with other parameters"):
-        twin(x, cache=orphan)
+    refused(twin, copy.deepcopy(cache))
 
 
 @torch.no_grad()
-def test_a_copied_cache_of_an_offloaded_layer_is_refused() -> None:
-    """Its parameters cannot be read, so that nothing tells whose keys the copy holds."""
-    it, x = layer(window=6), stream(4)
-    cache, twin = it.new_cache(2, 5, 4), copy.deepcopy(it)
-    it.to("meta")
-    with pytest.raises(ValueError, match="parameters that could not be read"):
-        twin(x, cache=copy.deepcopy(cache))
+def test_cache_belongs_to_one_layer() -> None:
+    """A stack that hands its cache on would mix the keys of its layers."""
+    first, second, x = layer(), layer(), hidden(3)
+    for cache in (first.new_cache(2, 4, 3), KeyValueCache(first.new_cache(2, 4, 3).r, 2, 4, 3)):
+        first(x, cache=cache)
+        with pytest.raises(ValueError, match="cache must be this layer's own, got another layer's"):
+            second(x, cache=cache)
+        assert len(cache) == 3
+    for _ in range(20):  # a new layer often has the memory address of the deleted one
+        deleted = layer()
+        gone, cache = weakref.ref(deleted), deleted.new_cache(2, 8, 4)
+        deleted(x, cache=cache)
+        del deleted
+        assert gone() is None
+        with pytest.raises(ValueError, match="another layer's"):
+            layer()(x, cache=cache)
 
 
 def fails(*_: Any) -> None:
     raise MemoryError
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["a cache that grows", "a static cache"])
-@pytest.mark.parametrize("name", LAYERS)
+@STATIC
+@BOTH
 @torch.no_grad()
-def test_a_failed_call_leaves_the_cache_as_it_was(name: str, static: bool) -> None:
-    it, x = layer(name, window=6), stream(12)
+def test_failed_call_leaves_the_cache_unchanged(name: str, static: bool) -> None:
+    it, x = layer(name, window=6, batch_first=True), hidden(12)
     cache = new_cache(it, 5, 4, static)
     parts = []
     for part in x.split(4, 1):
@@ -129,21 +226,20 @@ def test_a_failed_call_leaves_the_cache_as_it_was(name: str, static: bool) -> No
 
 
 def interrupted(cache: KeyValueCache, *calls: Callable[[], Any]) -> None:
-    with unchanged_on_error([cache]):
+    with contextlib.suppress(KeyboardInterrupt), unchanged_on_error([cache]):
         for call in calls:
             call()
         raise KeyboardInterrupt
 
 
 @torch.no_grad()
-def test_appends_are_taken_back() -> None:
+def test_interrupted_appends_are_undone() -> None:
     """At any fill level, over moves to the buffers' front and resets of rows."""
     cache, twin = (KeyValueCache(None, 2, 5, 4, n_kv_head=1, d_key=3, dtype=torch.float64) for _ in range(2))
     generator = torch.Generator().manual_seed(0)
     for n in range(60):
         k = torch.randn(2, 1, 1 + n % 4, 3, dtype=torch.float64, generator=generator)
-        with pytest.raises(KeyboardInterrupt):
-            interrupted(cache, lambda k=k: cache.append(-k, k))
+        interrupted(cache, lambda k=k: cache.append(-k, k))
         if n % 13 == 5:
             for it in (cache, twin):
                 it.reset(torch.tensor([n % 2 == 0, True]))
@@ -155,11 +251,10 @@ def test_appends_are_taken_back() -> None:
 
 
 @torch.no_grad()
-def test_a_cache_that_cannot_be_restored_is_refused_until_it_is_cleared() -> None:
-    it, x = layer(window=6), stream(4)
+def test_cache_that_cannot_be_restored_is_refused_until_cleared() -> None:
+    it, x = layer(), hidden(4)
     cache = it.new_cache(2, 5, 4)
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(cache, lambda: it(x, cache=cache), lambda: it(x, cache=cache))
+    interrupted(cache, lambda: it(x, cache=cache), lambda: it(x, cache=cache))
     for use in (lambda: it(x, cache=cache), lambda: cache.append(x, x), lambda: cache.memory):
         with pytest.raises(RuntimeError, match=r"cache is not whole, because an error interrupted .*: clear\(\) it"):
             use()
@@ -167,10 +262,10 @@ def test_a_cache_that_cannot_be_restored_is_refused_until_it_is_cleared() -> Non
     torch.testing.assert_close(it(x, cache=cache), it(x))
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["a cache that grows", "a static cache"])
+@STATIC
 @torch.no_grad()
-def test_no_segment_begins_inside_a_chunk(static: bool) -> None:
-    it, x = layer(causal=False, chunk=(4, 2)), stream(15)
+def test_segment_inside_a_chunk_is_refused(static: bool) -> None:
+    it, x = layer("chunks", chunk=(4, 2)), hidden(15)
     cache, whole = new_cache(it, 8, 4, static), it(x)
 
     def read(first: int, last: int) -> None:
@@ -192,20 +287,172 @@ def test_no_segment_begins_inside_a_chunk(static: bool) -> None:
     read(0, 4)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 @torch.no_grad()
-def test_a_nested_tensor_is_told_about_packed_sequences() -> None:
-    parts = [torch.randn(n, WIDTH, dtype=torch.float64) for n in (3, 5)]
-    for causal in (True, False):
-        it = layer(causal=causal)
-        for layout in (torch.jagged, torch.strided):
-            nested = torch.nested.nested_tensor(parts, layout=layout)
-            with pytest.raises(
-                TypeError, match=r"x must be a dense tensor, got a nested tensor: pass x\.values\(\)\[None\] with"
-            ):
-                it(nested)
-            with pytest.raises(TypeError, match="memory must be a dense tensor, got a nested tensor"):
-                it(stream(3), nested)
-        jagged = torch.nested.nested_tensor(parts, layout=torch.jagged)
-        found = it(jagged.values()[None], cu_seqlens=jagged.offsets())[0]
-        torch.testing.assert_close(found, torch.cat([it(part[None])[0] for part in parts]))
+def test_cached_call_does_not_drop() -> None:
+    it, x = layer(attn_dropout=0.1).train(), hidden(3)
+    with pytest.raises(RuntimeError, match=r"attn_dropout=0.1; call eval\(\) on it first"):
+        it(x, cache=it.new_cache(2, 4, 3))
+    it.eval()(x, cache=it.new_cache(2, 4, 3))
+    plain = layer().train()  # without dropout
+    plain(x, cache=plain.new_cache(2, 4, 3))
+
+
+@torch.no_grad()
+def test_unfitting_caches_are_refused_before_any_computation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages name the layer's arguments, not k, v and r."""
+    it = layer()
+    cache = it.new_cache(2, 4, 3)
+    monkeypatch.setattr("txl_kernels.attention_layer.rel_attention", None)
+    with pytest.raises(ValueError, match=r"x must be a segment of at most max_segment=3 .*got shape \[2, 4, 12\]"):
+        it(hidden(4), cache=cache)
+    with pytest.raises(ValueError, match=r"x must have the cache's batch 2, got shape \[3, 2, 12\]"):
+        it(hidden(2, 3), cache=cache)
+    with pytest.raises(ValueError, match=r"memory must have the cache's batch 2, got shape \[1, 2, 12\]"):
+        it.fill_cache(cache, hidden(2, 1))
+    with pytest.raises(ValueError, match=r"cache must be this layer's, with .* \(2, 3, 3\), got one with \(4, 3, 3\)"):
+        layer("grouped")(hidden(2), cache=cache)
+    with pytest.raises(TypeError, match=r"cache must have x's dtype torch\.float32, got torch\.float64"):
+        it(hidden(2).float(), cache=cache)
+    with pytest.raises(ValueError, match="cache must be given alone"):
+        it(hidden(3), hidden(3), cache=cache)
+    with torch.enable_grad(), pytest.raises(RuntimeError, match="cache is for evaluation"):
+        it(hidden(3), cache=cache)
+    with_table = KeyValueCache(torch.zeros(4, 9, WIDTH, dtype=torch.float64), 2, 5, 4, n_kv_head=4, d_key=3)
+    with pytest.raises(ValueError, match=r"cache must hold no table r, .* got r of shape \[4, 9, 12\]"):
+        layer("learned")(hidden(3), cache=with_table)
+    with pytest.raises(ValueError, match="max_segment must be an integer >= 1, got 0"):
+        it.new_cache(1, 4, 0)
+    with pytest.raises(ValueError, match="window must be None or"):
+        it.new_cache(1, 4, 4, window=0)
+    assert len(cache) == 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"n_kv_head": None}, "n_kv_head must be an integer >= 1 where r is None, got NoneType"),
+        ({"d_value": 0}, "d_value must be an integer >= 1 where r is None, got 0"),
+        ({"r": torch.zeros(1, 8, 3)}, r"r must be \[H or 1, T >= zero_row \+ mem_len \+ max_segment = 9, Dp\], got \[1, 8"),
+        ({"r": torch.zeros(9, 3)}, r"r must be \[H or 1, T >= .* = 9, Dp\], got \[9, 3\]"),
+        ({"r": [1]}, "r must be None or a torch.Tensor, got list"),
+        ({"dtype": torch.int32}, "dtype must be a floating-point dtype, got torch.int32"),
+    ],
+    ids=lambda x: "-".join(x) if isinstance(x, dict) else None,
+)  # fmt: skip
+def test_bad_arguments(changed: dict[str, Any], message: str) -> None:
+    given = {"r": None, "batch": 1, "mem_len": 5, "max_segment": 4, "n_kv_head": 2, "d_key": 8, "d_value": 8} | changed
+    with pytest.raises((TypeError, ValueError), match=message):
+        KeyValueCache(**given)
+
+
+def test_segments_of_another_shape_are_refused() -> None:
+    cache = KeyValueCache(None, 1, 5, 4, n_kv_head=2, d_key=4, d_value=3)
+    for k, v in (((1, 2, 3, 8), (1, 2, 3, 3)), ((1, 2, 3, 4), (1, 2, 2, 3)), ((1, 2, 5, 4), (1, 2, 5, 3))):
+        with pytest.raises(ValueError, match=r"k and v must be \[1, 2, L <= 4, 4\] and \[1, 2, L <= 4, 3\], got"):
+            cache.append(torch.zeros(k), torch.zeros(v))
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "message"),
+    [
+        ([0, 1, 2], TypeError, "rows must be an int64 tensor"),
+        (torch.zeros(3, dtype=torch.int32), TypeError, r"got torch\.int32"),
+        (torch.zeros(2, dtype=torch.int64), ValueError, r"rows must be \[B\] = \[3\]"),
+        (torch.tensor([0, 1, 3]), ValueError, "rows must be from 0 to 2, got 0 to 3"),
+    ],
+    ids=["list", "int32", "length", "range"],
+)
+def test_bad_order_of_rows(rows: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        layer().new_cache(3, 4, 3).reorder(rows)
+
+
+@pytest.mark.parametrize("given", [False, True])
+@torch.no_grad()
+def test_reset_rows(given: bool) -> None:
+    """Each row equals a cache of its own that is cleared instead. Some rows are reset while older
+    resets are still held, some long after."""
+    it = layer(window=7)
+    together, alone = it.new_cache(3, 6, 4), [it.new_cache(1, 6, 4) for _ in range(3)]
+    resets = {2: [True, False, False], 3: [False, True, True], 4: [False, False, True], 9: [True, False, True]}
+    has_start = False
+    for n in range(16):
+        if n in resets:
+            together.reset(torch.tensor(resets[n]))
+            for row, reset in zip(alone, resets[n], strict=True):
+                if reset:
+                    row.clear()
+        x, held = hidden(1 + n % 4, 3), len(together)
+        start = torch.full((3, 1), max(held - 2, 0)) if given else None
+        got = it(x, cache=together, start=start)
+        has_start |= together.start is not None
+        for b, row in enumerate(alone):
+            own = torch.full((1, 1), max(len(row) - 2, 0)) if given else None
+            torch.testing.assert_close(got[b : b + 1], it(x[b : b + 1], cache=row, start=own))
+    assert has_start
+    assert together.start is None, "bounds cost nothing when no held position is older than a reset"
+    together.reset()
+    assert len(together) == 0
+
+
+@pytest.mark.parametrize("held", [0, 3])
+@torch.no_grad()
+def test_hidden_padding(held: int) -> None:
+    """Each row equals a cache of its own without the padding, part of which is held already."""
+    it, counts = layer(window=7), [4, 0, 2]
+    together, alone = it.new_cache(3, 6, 4), [it.new_cache(1, 6, 4) for _ in range(3)]
+    before = hidden(held, 3)
+    if held:
+        it.fill_cache(together, before)
+    together.hide(torch.tensor(counts))
+    x = hidden(4, 3)
+    got = it(x, cache=together)
+    for b, row in enumerate(alone):
+        if counts[b] < held:
+            it.fill_cache(row, before[b : b + 1, counts[b] :])
+        own = max(counts[b] - held, 0)
+        if own < 4:
+            torch.testing.assert_close(got[b : b + 1, own:], it(x[b : b + 1, own:], cache=row))
+    for _ in range(8):
+        x = hidden(2, 3)
+        got = it(x, cache=together)
+        for b, row in enumerate(alone):
+            torch.testing.assert_close(got[b : b + 1], it(x[b : b + 1], cache=row))
+    assert together.start is None, "bounds cost nothing when no padding is held"
+
+
+@torch.no_grad()
+def test_start_out_of_range_beside_a_reset() -> None:
+    it = layer()
+    cache = it.new_cache(2, 6, 4)
+    it(hidden(4), cache=cache)
+    cache.reset(torch.tensor([True, False]))
+    with pytest.raises(
+        ValueError, match=r"start must hold key indices in \[0, M \+ L\] = \[0, 6\], got values from -1"
+    ):
+        it(hidden(2), cache=cache, start=torch.tensor([[-1], [0]]))
+
+
+def test_cache_of_inference_mode_works_without() -> None:
+    it, x = layer(), hidden(3)
+    with torch.inference_mode():
+        cache = it.new_cache(2, 6, 4)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            it(x, cache=cache)
+    assert len(cache) == 6
+
+
+FLAGS = torch.zeros(3, dtype=torch.bool)
+BAD_ROWS: list[tuple[Callable[[KeyValueCache], Any], type[Exception], str]] = [
+    (lambda cache: cache.reset([0]), TypeError, r"rows must be None or a bool tensor \[B\], got list"),
+    (lambda cache: cache.hide(torch.tensor([1, -1])), ValueError, "counts must be >= 0, got -1"),
+    (lambda cache: cache.hide(torch.ones(2)), TypeError, r"counts must be an int64 tensor \[B\], got torch.float32"),
+    (lambda cache: cache.reset(FLAGS), ValueError, r"rows must be \[B\] = \[2\] on cpu, got shape \[3\]"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "error", "message"), BAD_ROWS, ids=[message for _, _, message in BAD_ROWS])
+def test_bad_rows(wrong: Callable[[KeyValueCache], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        wrong(layer().new_cache(2, 6, 4))

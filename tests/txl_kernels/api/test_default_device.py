@@ -1,15 +1,13 @@
-"""Calls give the same whatever the default device and dtype of new tensors are: what the package
-makes for itself names both."""
+"""Calls give the same for every default device and dtype of new tensors."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 import torch
-from cases import Case, as_call, as_fields, make_inputs
+from cases import Case, as_call, as_fields, leaves, make_inputs
 from default_device import DEFAULTS
 from internals import ZERO_BIASES
+from processes import run_python
 from torch import Tensor
 
 from txl_kernels import (
@@ -30,22 +28,20 @@ from txl_kernels.backends.zero_biases import with_biases
 
 CPU = torch.device("cpu")
 Results = list[Tensor]
-CASES = {
-    "plain": Case("", B=2, H=2, L=20, M=9),
-    "one query": Case("", L=1, M=9),
-    "bounds, dropout": Case("", L=9, intervals="random", dropout_p=0.3),
-    "every term": Case("", tables="both", softcap=2.0, Dv=5, causal=False, intervals="padded"),
-}
+CASES = [
+    Case("plain", L=20, M=9),
+    Case("one query", L=1, M=9),
+    Case("bounds, dropout", L=9, intervals="random", dropout_p=0.3),
+    Case("every term", r_bias="H T", softcap=2.0, Dv=5, causal=False, intervals="padded"),
+]
 
 
 def attention(case: Case, backend: str | None) -> Callable[[], Results]:
     inputs = make_inputs(case, torch.float32)
-    leaves = [x for x in inputs.values() if isinstance(x, Tensor) and x.requires_grad]
 
     def run() -> Results:
         out, lse = rel_attention(**as_call(inputs), return_lse=True, backend=backend)
-        grads = torch.autograd.grad(out.square().sum(), leaves, allow_unused=True)
-        return [out, lse, *(x for x in grads if x is not None)]
+        return [out, lse, *torch.autograd.grad(out.square().sum(), list(leaves(inputs).values()))]
 
     return run
 
@@ -58,7 +54,7 @@ def without_biases() -> Results:
     return [weights, out, *torch.autograd.grad(out.sum(), q)]
 
 
-def forms() -> Results:
+def composed() -> Results:
     q, r = QUERIES, TABLE
     return [
         rel_attention(q, q, q, r, chunk=(4, 1), causal=False, zero_row=q.size(2) - 1, outside="clamp"),
@@ -92,16 +88,16 @@ QUERIES, TABLE = torch.randn(2, 2, 12, 8), torch.randn(2, 12, 8)
 STATES = torch.randn(2, 12, 16), torch.randn(2, 5, 16)
 LAYER = RelAttention(d_model=16, n_head=2, window=7)
 RUNS: dict[str, Callable[[], Results]] = {
-    **{f"{name}, {x}": attention(case, x) for name, case in CASES.items() for x in ("native", "reference")},
-    **{f.__name__: f for f in (without_biases, forms, bounds, layer)},
-}  # fmt: skip
+    **{f"{case}, {x}": attention(case, x) for case in CASES for x in ("native", "reference")},
+    **{f.__name__: f for f in (without_biases, composed, bounds, layer)},
+}
 needs_native = pytest.mark.skipif(cpu.native.module is None, reason="needs the C++ module")
 
 
 @needs_native
 @pytest.mark.parametrize("default", DEFAULTS)
 @pytest.mark.parametrize("name", RUNS)
-def test_the_public_interface(name: str, default: str) -> None:
+def test_public_functions(name: str, default: str) -> None:
     run = RUNS[name]
     want = run()
     with DEFAULTS[default]():
@@ -114,7 +110,7 @@ def test_the_public_interface(name: str, default: str) -> None:
 
 @needs_native
 @pytest.mark.parametrize("default", DEFAULTS)
-def test_what_the_first_call_compares(default: str) -> None:
+def test_self_check_of_the_first_call(default: str) -> None:
     kinds = [Kind("native", CPU, dtype, 24, decode, True) for dtype in cpu.DTYPES for decode in (False, True)]
     kinds.append(kinds[0]._replace(value_width=40, terms=("r", "r_bias", "start", "end"), dropout=True))
     kinds.append(kinds[0]._replace(terms=("r_bias",), softcap=True))
@@ -133,14 +129,13 @@ with torch.device("meta"):
     q = torch.randn(1, 1, 3, 4, device="cpu", dtype=torch.float32)
     print(txl_kernels.rel_attention(q, q, q, q[0], backend="native").device, len(diagnosis.report()) > 100)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["cpu", "True"]
+    assert run_python(code) == "cpu True"
 
 
 def test_zeros_of_missing_biases_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels for GPUs read zeros in place of biases that are None."""
     ZERO_BIASES.replace(monkeypatch, {})
-    call = as_fields(make_inputs(Case(""), torch.float32))._replace(content_bias=None, position_bias=None)
+    call = as_fields(make_inputs(Case(), torch.float32))._replace(content_bias=None, position_bias=None)
     with torch.inference_mode():
         first = with_biases(call)
     second = with_biases(call)  # what inference mode stored serves training

@@ -1,11 +1,12 @@
-"""Dropout: known answers of the generator, the same bits everywhere, and torch's seed in charge."""
+"""Dropout: known answers of the generator, the same bits in every backend, torch's seed."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch._functorch.config as functorch
-from cases import Case, as_call, make_inputs
+from cases import BY_NAME, DTYPES, Case, as_call, make_inputs
+from oracle import attend
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -16,12 +17,9 @@ from txl_kernels.call import drop_threshold, keep_mask, keep_scale, philox
 KNOWN = [
     ((0, 0, 0, 0), (0, 0), (0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48)),
     ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662)),
-    (
-        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-        (0xA4093822, 0x299F31D0),
-        (0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A),
-    ),
-]
+    ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
+     (0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("counter", "key", "want"), KNOWN)
@@ -33,8 +31,7 @@ def test_philox_known_answers(counter: tuple[int, ...], key: tuple[int, ...], wa
 def dropped_entries(case: Case, backend: str, seed: int) -> torch.Tensor:
     """The mask a backend applied, read off its output: with uniform weights and one-hot values."""
     S = case.S
-    zeros = torch.zeros(case.B, case.H, case.L, S)
-    values = torch.eye(S).expand(case.B, case.H, S, S)
+    zeros, values = torch.zeros(case.B, case.H, case.L, S), torch.eye(S).expand(case.B, case.H, S, S)
     out = rel_attention(
         zeros, zeros, values[:, :, case.M :], torch.zeros(case.H, S, S), torch.zeros(case.H, S), torch.zeros(case.H, S),
         (torch.zeros(case.B, case.H, case.M, S), values[:, :, : case.M]), dropout_p=case.dropout_p,
@@ -45,15 +42,15 @@ def dropped_entries(case: Case, backend: str, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**40 + 3])
 def test_mask_is_the_same_function_of_seed_and_indices(seed: int, backend: str) -> None:
-    case = Case("", B=2, H=2, L=21, M=31, dropout_p=0.4)
+    case = Case(B=2, H=2, L=21, M=31, dropout_p=0.4)
     keep = keep_mask(torch.tensor([seed]), case.B, case.H, case.L, case.S, case.dropout_p)
     visible = torch.ones(case.L, case.S, dtype=torch.bool).tril(case.M)
     assert torch.equal(dropped_entries(case, backend, seed), keep & visible)
 
 
 @pytest.mark.parametrize(("p", "dropped"), [(1e-9, 1), (0.1, 6554), (1 - 1e-9, 65535)])
-def test_threshold_and_factor_of_what_stays(p: float, dropped: int, backend: str) -> None:
-    """p in steps of 1 / 65536, never 0 unless asked for; the factor is that of the p drawn."""
+def test_threshold_and_factor_of_kept_weights(p: float, dropped: int, backend: str) -> None:
+    """p in steps of 1 / 65536, 0 for 0 alone; the factor is that of the rounded p."""
     assert (drop_threshold(p), drop_threshold(0.0)) == (dropped, 0)
     assert keep_scale(p) == pytest.approx(1 / (1 - dropped / 65536), rel=1e-12)
     v = torch.ones(1, 1, 16, 64)
@@ -62,12 +59,12 @@ def test_threshold_and_factor_of_what_stays(p: float, dropped: int, backend: str
         q, q, v, torch.zeros(1, 31, 64), torch.zeros(1, 64), torch.zeros(1, 64), zero_row=15, causal=False,
         dropout_p=p, dropout_seed=torch.tensor([3]), backend=backend,
     )  # fmt: skip
-    stay = keep_mask(torch.tensor([3]), 1, 1, 16, 16, p).float().mean(3)
-    torch.testing.assert_close(out[..., 0], stay * keep_scale(p), rtol=1e-5, atol=0)
+    kept = keep_mask(torch.tensor([3]), 1, 1, 16, 16, p).float().mean(3)
+    torch.testing.assert_close(out[..., 0], kept * keep_scale(p), rtol=1e-5, atol=0)
 
 
-def test_manual_seed_governs_it(backend: str) -> None:
-    call = as_call(make_inputs(Case(""), torch.float32)) | {"dropout_p": 0.5, "backend": backend}
+def test_manual_seed_decides_the_mask(backend: str) -> None:
+    call = as_call(make_inputs(Case(), torch.float32)) | {"dropout_p": 0.5, "backend": backend}
     torch.manual_seed(3)
     first, second = rel_attention(**call), rel_attention(**call)
     torch.manual_seed(3)
@@ -75,8 +72,17 @@ def test_manual_seed_governs_it(backend: str) -> None:
     assert not torch.equal(first, second)
 
 
+def test_both_halves_of_a_prefix_share_a_drawn_seed(backend: str) -> None:
+    x = make_inputs(BY_NAME["prefix, both bounds, dropout"], DTYPES[backend])
+    torch.manual_seed(1)
+    seed = torch.randint(-(2**63), 2**63 - 1, (1,))
+    torch.manual_seed(1)
+    results = [attend(x | {"dropout_seed": given}, backend=backend) for given in (None, seed)]
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
 def test_no_dropout_draws_no_random_number(backend: str) -> None:
-    inputs = make_inputs(Case(""), torch.float32)
+    inputs = make_inputs(Case(), torch.float32)
     state = torch.cuda.get_rng_state if inputs["q"].is_cuda else torch.get_rng_state
     before = state()
     rel_attention(**as_call(inputs), backend=backend)
@@ -99,7 +105,7 @@ def test_compiled_backward_drops_what_forward_dropped(keeping: str, kernels: str
     had the same seeds. Each call has a seed of its own."""
     torch.compiler.reset()
     budget, around = KEEPING[keeping]
-    inputs = make_inputs(Case("", causal=False, M=0), torch.float32)
+    inputs = make_inputs(Case(causal=False, M=0), torch.float32)
     call = {name: x for name, x in as_call(inputs).items() if name != "v"} | {"dropout_p": 0.5}
     v = inputs["v"].detach().requires_grad_()
 
@@ -116,7 +122,7 @@ def test_compiled_backward_drops_what_forward_dropped(keeping: str, kernels: str
 
 def test_compiled_calls_draw_the_seeds_of_eager_ones() -> None:
     torch.compiler.reset()
-    call = as_call(make_inputs(Case(""), torch.float32)) | {"dropout_p": 0.5}
+    call = as_call(make_inputs(Case(), torch.float32)) | {"dropout_p": 0.5}
 
     def twice() -> tuple[Tensor, Tensor]:
         torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""torch's counter of floating-point operations knows the operators."""
+"""Floating-point operations of the operators in torch's counter."""
 
 import pytest
 import torch
@@ -9,11 +9,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from txl_kernels import rel_attention
 
 CASES = {
-    "causal with memory": Case(""),
-    "window": Case("", window=4),
-    "a narrow window": Case("", window=1),
-    "bidirectional": Case("", causal=False, M=0),
-    "one query": Case("", L=1),
+    "causal with memory": Case(),
+    "window": Case(window=4),
+    "a narrow window": Case(window=1),
+    "bidirectional": Case(causal=False, M=0),
+    "one query": Case(L=1),
 }
 
 

@@ -1,133 +1,118 @@
-"""RelAttention: layouts, memory, cache, biases, and what it refuses."""
+"""RelAttention and LearnedRelativeAttention: values, gradients, memory, packed sequences, graphs,
+options, errors. Caches are in test_cached_layers.py."""
 
-import pickle
+import itertools
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from layers import EXTENT, HEADS, OPTIONS, WIDTH, definition, hidden, layer, run
+from torch import Tensor, nn
 
-from txl_kernels import KeyValueCache, RelAttention, rel_attention, sinusoid
+from txl_kernels import LearnedRelativeAttention, RelAttention, rel_attention, sinusoid
 from txl_kernels import attention_layer as layers
 
-B, L, M, WIDTH, HEADS = 2, 6, 5, 12, 3
+B, L, M = 2, 9, 5
+each = pytest.mark.parametrize("name", OPTIONS)
 
 
-def layer(**options: object) -> RelAttention:
-    made = RelAttention(WIDTH, HEADS, 4, dtype=torch.float64, **options).eval()
-    nn.init.normal_(made.content_bias)
-    nn.init.normal_(made.position_bias)
-    return made
+def gradients_of(it: nn.Module, out: Tensor, *inputs: Tensor) -> dict[str, Tensor]:
+    """Gradients of a fixed random functional in the inputs and all parameters."""
+    weight = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(1))
+    leaves = dict(enumerate(inputs)) | dict(it.named_parameters())
+    return dict(zip(leaves, torch.autograd.grad((out * weight).sum(), list(leaves.values())), strict=True))
 
 
-def hidden(length: int, batch: int = B) -> torch.Tensor:
-    return torch.randn(batch, length, WIDTH, dtype=torch.float64)
+@each
+def test_values_and_gradients(name: str) -> None:
+    it, x = layer(name), hidden(L).requires_grad_()
+    found, (want, _) = run(it, x), definition(it, x)
+    torch.testing.assert_close(found, want)
+    wanted = gradients_of(it, want, x)
+    assert all(gradient.any() for gradient in wanted.values())
+    torch.testing.assert_close(gradients_of(it, found, x), wanted)
 
 
-@torch.no_grad()
-def test_a_cache_is_one_layers() -> None:
-    """A stack that hands its cache on would mix the keys of its layers."""
-    first, second = RelAttention(16, 2).eval(), RelAttention(16, 2).eval()
-    x = torch.randn(1, 3, 16)
-    cache = first.new_cache(1, 4, 3)
-    with pytest.raises(ValueError, match="cache must be this layer's own, got another layer's"):
-        second(x, cache=cache)
-    assert len(cache) == 0
-    by_hand = KeyValueCache(cache.r, 1, 4, 3)
-    first(x, cache=by_hand)
-    with pytest.raises(ValueError, match="cache must be this layer's own"):
-        second(x, cache=by_hand)
-    elsewhere = pickle.loads(pickle.dumps(by_hand))  # another process, where ids are others
-    assert torch.equal(first(x, cache=elsewhere), first(x, cache=by_hand))
+@each
+def test_memory_is_the_sequence_before(name: str) -> None:
+    it, x = layer(name), hidden(M + L)
+    want, weights = definition(it, x)
+    if it.causal:
+        torch.testing.assert_close(run(it, x[:, M:], x[:, :M]), want[:, M:])
+    if it.chunk is not None:
+        with pytest.raises(ValueError, match="chunk must be None"):
+            it.weights(x)
+    elif it.batch_first:
+        torch.testing.assert_close(it.weights(x), weights)
+        if it.causal:
+            torch.testing.assert_close(it.weights(x[:, M:], x[:, :M]), weights[:, :, M:])
 
 
-@torch.no_grad()
-def test_a_cached_call_does_not_drop() -> None:
-    dropping = RelAttention(16, 2, attn_dropout=0.1)
-    x = torch.randn(1, 3, 16)
-    with pytest.raises(RuntimeError, match=r"attn_dropout=0.1; call eval\(\) on it first"):
-        dropping(x, cache=dropping.new_cache(1, 4, 3))
-    dropping.eval()(x, cache=dropping.new_cache(1, 4, 3))
-    plain = RelAttention(16, 2)  # in training mode, where nothing is dropped
-    plain(x, cache=plain.new_cache(1, 4, 3))
+@each
+def test_packed_sequences(name: str) -> None:
+    """Each is computed as if it was alone; gradients, too."""
+    it, lengths = layer(name), (7, 1, 0, 12, 5)
+    ends = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+    x = hidden(sum(lengths), 1).requires_grad_()
+    if it.chunk is not None:
+        with pytest.raises(ValueError, match="chunk must be None with cu_seqlens"):
+            it(x, cu_seqlens=ends)
+        return
+    found, alone = run(it, x, cu_seqlens=ends), torch.cat([run(it, part) for part in x.split(lengths, 1)], 1)
+    torch.testing.assert_close(found, alone)
+    torch.testing.assert_close(gradients_of(it, found, x), gradients_of(it, alone, x))
 
 
-def test_a_mask_is_refused_with_what_to_use_instead() -> None:
-    with pytest.raises(
-        TypeError, match=r"^RelAttention takes no attn_mask: .* start and end, and txl_kernels.intervals"
-    ):
-        RelAttention(16, 2)(torch.randn(1, 3, 16), attn_mask=torch.ones(3, 3).bool())
+@pytest.mark.parametrize("name", ["grouped", "learned", "learned, bidirectional", "learned, every option"])
+def test_compiled_layer(name: str) -> None:
+    torch.compiler.reset()
+    it, x, memory = layer(name, batch_first=True), hidden(L), hidden(M)
+    compiled = torch.compile(it, fullgraph=True, backend="aot_eager")
+    found, want = compiled(x, memory), it(x, memory)
+    torch.testing.assert_close(found, want)
+    torch.testing.assert_close(gradients_of(it, found), gradients_of(it, want))
 
 
-def test_equals_the_projections_written_out() -> None:
-    it, x, memory = layer(), hidden(L), hidden(M)
-    w_q, w_k, w_v = it.qkv.weight.split(12)
-
-    def heads(y: torch.Tensor) -> torch.Tensor:
-        return y.view(B, -1, HEADS, 4).transpose(1, 2)
-
-    both = torch.cat([memory, x], 1)
-    k, v = heads(both @ w_k.T), heads(both @ w_v.T)
-    r = (sinusoid(torch.arange(M + L), WIDTH, torch.float64) @ it.r.weight.T).view(-1, HEADS, 4).transpose(0, 1)
-    out = rel_attention(
-        heads(x @ w_q.T), k[:, :, M:], v[:, :, M:], r, it.content_bias, it.position_bias, (k[:, :, :M], v[:, :, :M])
-    )
-    want = out.transpose(1, 2).reshape(B, L, 12) @ it.out.weight.T
-    torch.testing.assert_close(it(x, memory), want)
+def test_compiled_layer_with_packed_sequences() -> None:
+    torch.compiler.reset()
+    it, x, ends = layer(), hidden(25, 1), torch.tensor([0, 7, 8, 8, 20, 25])
+    compiled = torch.compile(it, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, cu_seqlens=ends), it(x, cu_seqlens=ends))
 
 
-def test_length_first_layout() -> None:
-    it, x, memory = layer(), hidden(L), hidden(M)
-    other = layer(batch_first=False)
-    other.load_state_dict(it.state_dict())
-    torch.testing.assert_close(other(x.transpose(0, 1), memory.transpose(0, 1)).transpose(0, 1), it(x, memory))
+@pytest.mark.parametrize("name", ["window", "bidirectional", "learned", "learned, every option"])
+def test_one_exported_graph_serves_all_lengths(name: str) -> None:
+    it = layer(name, batch_first=True)
+    shapes = ({1: torch.export.Dim("length", max=4096)},)
+    program = torch.export.export(it, (hidden(8),), dynamic_shapes=shapes).module()
+    for length in (1, 4, 16, 17):
+        x = hidden(length)
+        torch.testing.assert_close(program(x), it(x))
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 4}, {"clamp_len": 3}], ids=["plain", "window", "clamp_len"])
-@pytest.mark.parametrize("cuts", [[L * 4], [L] * 4, [1] * 24, [5, 1, 7, 2, 9]], ids=str)
-@pytest.mark.parametrize("mem_len", [0, 1, 7])
-def test_cache_equals_hidden_state_memory(options: dict[str, int], cuts: list[int], mem_len: int) -> None:
-    it, text = layer(**options), hidden(24)
-    cache = it.new_cache(B, mem_len, max(cuts))
-    memory, first = text[:, :0], 0
-    for n in cuts:
-        x = text[:, first : first + n]
-        want = it(x, memory)
-        with torch.no_grad():
-            got = it(x, cache=cache)
-        torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
-        first += n
-        memory = text[:, max(first - mem_len, 0) : first]
-        assert len(cache) == memory.size(1)
+@pytest.mark.parametrize("name", ["plain", "bidirectional", "length first", "learned, every option"])
+def test_unaligned_widths_are_padded_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    it, widths = layer(name, d_head=5), []
+    x, memory = hidden(L), hidden(M)
+    real = layers.rel_attention
+
+    def recorded(q: Tensor, *rest: Any, **named: Any) -> Any:
+        widths.append(q.size(-1))
+        return real(q, *rest, **named)
+
+    monkeypatch.setattr(layers, "rel_attention", recorded)
+    expected = run(it, x, memory)
+    monkeypatch.setattr(layers, "loads_by_units", lambda device: True)
+    found = run(it, x, memory)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradients_of(it, found), gradients_of(it, expected))
+    assert widths == [5, 8]
 
 
-def test_chunks_stream_as_all_at_once() -> None:
-    """A chunk sees itself ahead; the cache holds as many chunks as a query sees before its own."""
-    it, text = layer(causal=False, chunk=(3, 2), clamp_len=4), hidden(17)
-    cache = it.new_cache(B, 6, 3)
-    with torch.no_grad():
-        whole = it(text)
-        parts = [it(part, cache=cache) for part in text.split(3, 1)]
-        torch.testing.assert_close(torch.cat(parts, 1), whole)
-        at = torch.arange(17) // 3
-        start, end = (at - 2).clamp(min=0) * 3, ((at + 1) * 3).clamp(max=17)
-        plain = layer(causal=False, clamp_len=4)
-        plain.load_state_dict(it.state_dict())
-        torch.testing.assert_close(plain(text, start=start[None].int(), end=end[None].int()), whole)
-    with pytest.raises(ValueError, match="max_segment must be the size of a chunk, 3, got 4"):
-        it.new_cache(B, 6, 4)
-    with pytest.raises(ValueError, match="chunk needs causal=False"):
-        layer(chunk=(3, 2))
-
-
-def test_bidirectional_needs_no_table_from_the_user() -> None:
-    it, x = layer(causal=False), hidden(L)
-    end = torch.tensor([[4], [6]], dtype=torch.int32)
-    out = it(x, end=end)
-    alone = it(x[:1, :4])
-    torch.testing.assert_close(out[:1, :4], alone)
-    with pytest.raises(ValueError, match="a key/value cache needs causal=True"):
-        it.new_cache(1, 4, 4)
+def test_end_hides_padding() -> None:
+    it, x = layer("bidirectional"), hidden(L)
+    out = it(x, end=torch.tensor([[4], [L]], dtype=torch.int32))
+    torch.testing.assert_close(out[:1, :4], it(x[:1, :4]))
 
 
 def test_empty_segment() -> None:
@@ -136,8 +121,8 @@ def test_empty_segment() -> None:
 
 
 def test_shared_biases_are_one_parameter() -> None:
-    bias = nn.Parameter(torch.zeros(HEADS, 4))
-    net = nn.ModuleList(RelAttention(WIDTH, HEADS, 4, content_bias=bias, position_bias=bias) for _ in range(3))
+    bias = nn.Parameter(torch.zeros(HEADS, 3))
+    net = nn.ModuleList(RelAttention(WIDTH, HEADS, content_bias=bias, position_bias=bias) for _ in range(3))
     assert sum(p is bias for p in net.parameters()) == 1
 
 
@@ -148,107 +133,150 @@ def test_attention_dropout_only_in_training() -> None:
     assert not torch.equal(it(x), it(x))
 
 
-def test_positions_may_be_shared_and_dropped() -> None:
+def test_given_positions() -> None:
     it, x, memory = layer(), hidden(L), hidden(M)
     positions = sinusoid(torch.arange(M + L), WIDTH, torch.float64)
     torch.testing.assert_close(it(x, memory, positions=positions), it(x, memory))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((0, 2), "d_model must be an integer >= 1, got 0"),
-        ((7, 1), r"d_model must be even .*, got 7"),
-        ((12, 5), "d_model must be a multiple of n_head when d_head is not given, got 12, 5"),
-    ],
-)
-def test_bad_sizes(arguments: tuple[int, ...], message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        RelAttention(*arguments)
+def test_untrained_learned_layer_ignores_positions() -> None:
+    """With the table at zero it is plain attention; the table's gradient is not zero."""
+    it, x = LearnedRelativeAttention(WIDTH, HEADS, extent=EXTENT, dtype=torch.float64), hidden(L)
+    q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in it.qkv(x).chunk(3, -1))
+    out = it(x)
+    plain = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(out, it.out(plain.transpose(1, 2).flatten(-2)))
+    assert torch.autograd.grad(out.square().sum(), it.table)[0].any()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"attn_dropout": 1.0}, r"attn_dropout must be in \[0, 1\), got 1.0"),
-        ({"clamp_len": -1}, "clamp_len must be None or >= 0, got -1"),
-        ({"content_bias": nn.Parameter(torch.zeros(3))}, r"content_bias must be \[H, D\] = \[3, 4\], got shape \[3\]"),
-        ({"window": 0}, r"window must be None or an integer >= 1 .*, got 0"),
-        ({"n_kv_head": 0}, "n_kv_head must be None or an integer >= 1, got 0"),
-        ({"n_kv_head": 2}, "n_kv_head must be a divisor of n_head=3, got 2"),
-        ({"chunk": (4, 1)}, r"chunk needs causal=False"),
-        ({"backend": "natve"}, r"backend must be None or one of native, .*, got 'natve'"),
-    ],
-)
-def test_bad_options(options: dict[str, object], message: str) -> None:
-    """When the layer is made, not at its first use."""
-    with pytest.raises((TypeError, ValueError), match=message):
-        RelAttention(WIDTH, HEADS, 4, **options)
+def test_autocast() -> None:
+    it = layer("learned, every option", batch_first=True, backend="reference").float()
+    x = hidden(L).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = it(x)
+        with torch.no_grad():
+            cached = it(x, cache=it.new_cache(B, 4, L, like=found))
+    assert found.dtype == cached.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), definition(it.double(), x.double())[0], rtol=0.05, atol=0.05)
+    torch.testing.assert_close(cached, found)
 
 
-def test_parameters_can_be_initialised_after_to_empty() -> None:
-    made = RelAttention(WIDTH, HEADS, device="meta").to_empty(device="cpu")
+def test_parameters() -> None:
+    it = LearnedRelativeAttention(64, 4, 8, extent=10, n_kv_head=2, qk_norm=True, sink=True)
+    assert {name: tuple(p.shape) for name, p in it.named_parameters()} == {
+        "qkv.weight": ((4 + 2 + 2) * 8, 64), "p.weight": (4 * 16, 64), "out.weight": (64, 32), "table": (10, 16),
+        "q_norm.weight": (8,), "k_norm.weight": (8,), "sink": (4,),
+    }  # fmt: skip
+    options: dict[str, Any] = {"causal": False, "position_width": 3, "dtype": torch.bfloat16, "device": "meta"}
+    plain = LearnedRelativeAttention(64, 4, extent=10, **options)
+    assert {name: tuple(p.shape) for name, p in plain.named_parameters()} == {
+        "qkv.weight": (192, 64), "p.weight": (12, 64), "out.weight": (64, 64), "table": (19, 3),
+    }  # fmt: skip
+    assert {(p.dtype, p.device.type) for p in plain.parameters()} == {(torch.bfloat16, "meta")}
+
+
+@pytest.mark.parametrize("name", ["plain", "learned, every option"])
+def test_parameters_can_be_initialized_after_to_empty(name: str) -> None:
+    it = layer(name, device="meta").to_empty(device="cpu")
     with torch.no_grad():
-        for p in made.parameters():
+        for p in it.parameters():
             p.fill_(torch.nan)
-    made.reset_parameters()
-    assert all(p.isfinite().all() for p in made.parameters())
-    assert not made.content_bias.any()
-    assert not made.position_bias.any()
-    assert made.qkv.weight.any()
+    it.reset_parameters()
+    zeros, ones = ("content_bias", "position_bias", "table", "sink"), ("q_norm.weight", "k_norm.weight")
+    for parameter, x in it.named_parameters():
+        assert x.isfinite().all()
+        assert x.any() == (parameter not in zeros)
+        assert parameter not in ones or (x == 1).all()
 
 
-def test_what_does_not_fit_a_cache_is_refused_before_it_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the layer's own words: its user has never seen k, v or r."""
-    it, other = layer(), RelAttention(WIDTH, 2, dtype=torch.float64).eval()
-    cache = it.new_cache(B, 4, 3)
-    monkeypatch.setattr("txl_kernels.attention_layer.rel_attention", None)
-    with torch.no_grad():
-        with pytest.raises(ValueError, match=r"x must be a segment of at most max_segment=3 .*got shape \[2, 4, 12\]"):
-            it(hidden(4), cache=cache)
-        with pytest.raises(ValueError, match=r"x must have the cache's batch 2, got shape \[3, 2, 12\]"):
-            it(hidden(2, 3), cache=cache)
-        with pytest.raises(ValueError, match=r"memory must have the cache's batch 2, got shape \[1, 2, 12\]"):
-            it.fill_cache(cache, hidden(2, 1))
-        with pytest.raises(
-            ValueError,
-            match=r"cache must be this layer's, with n_kv_head, d_key and d_value \(2, 6, 6\), got one with \(3, 4, 4\)",
-        ):
-            other(hidden(2), cache=cache)
-        with pytest.raises(TypeError, match=r"cache must have x's dtype torch\.float32, got torch\.float64"):
-            it(hidden(2).float(), cache=cache)
-    assert len(cache) == 0
+def test_repr_shows_every_option() -> None:
+    options = {"n_kv_head": 2, "window": 4, "scale": 0.5, "position_width": 8, "attn_dropout": 0.1, "extent": EXTENT}
+    shown = repr(layer("learned, every option", **options))
+    options |= {"sink": True, "qk_norm": True, "causal": True, "chunk": None, "batch_first": False, "backend": None}
+    assert all(f"{name}={value}" in shown for name, value in options.items())
 
 
-def test_memory_of_another_dtype_is_named() -> None:
-    it = layer().bfloat16()
-    with pytest.raises(TypeError, match=r"memory must have x's dtype torch\.bfloat16, got torch\.float32"):
-        it(hidden(L).bfloat16(), hidden(M).float())
+BAD_OPTIONS: dict[str, dict[str, Any]] = {
+    "d_model must be an integer >= 1, got 0": {"d_model": 0},
+    "d_model must be even .*, got 7": {"d_model": 7, "n_head": 1},
+    "d_model must be a multiple of n_head when d_head is not given, got 12, 5": {"n_head": 5},
+    r"attn_dropout must be in \[0, 1\), got 1.0": {"attn_dropout": 1.0},
+    "clamp_len must be None or >= 0, got -1": {"clamp_len": -1},
+    r"content_bias must be \[H, D\] = \[4, 3\], got shape \[3\]": {"content_bias": nn.Parameter(torch.zeros(3))},
+    "window must be None or an integer >= 1 .*, got 0": {"window": 0},
+    "n_kv_head must be None or an integer >= 1, got 0": {"n_kv_head": 0},
+    "n_kv_head must be a divisor of n_head=4, got 3": {"n_kv_head": 3},
+    "chunk needs causal=False": {"chunk": (4, 1)},
+    "backend must be None or one of native, .*, got 'natve'": {"backend": "natve"},
+    "extent must be an integer >= 1, got 0": {"extent": 0},
+    "position_width must be an integer >= 1, got 0": {"extent": EXTENT, "position_width": 0},
+    "qk_norm must be True or False, got int": {"extent": EXTENT, "qk_norm": 1},
+    "sink must be True or False, got Tensor": {"extent": EXTENT, "sink": torch.zeros(4)},
+    "scale must be None or a finite number .*, got inf": {"extent": EXTENT, "scale": float("inf")},
+}
+
+
+@pytest.mark.parametrize("message", BAD_OPTIONS)
+def test_bad_options(message: str) -> None:
+    options = {"d_model": WIDTH, "n_head": HEADS} | BAD_OPTIONS[message]
+    with pytest.raises((TypeError, ValueError), match=message):
+        (LearnedRelativeAttention if "extent" in options else RelAttention)(**options)
+
+
+ENDS = torch.tensor([0, 7, 8, 20])
+BAD_CALLS: dict[str, dict[str, Any]] = {
+    r"x must be \[B, L, d_model\] with d_model=12, got shape \[2, 6\]": {"x": torch.zeros(2, 6)},
+    r"memory must be like x but for its length, got \[2, 5, 12\] for \[1, 20, 12\]": {"memory": hidden(M)},
+    r"memory must be three-dimensional with d_model=12, got \[1, 5, 13\]": {"memory": torch.zeros(1, 5, 13)},
+    r"memory must have x's dtype torch\.float64, got torch\.float32": {"memory": hidden(M, 1).float()},
+    r"positions must be \[T, d_model\] with d_model=12, .*got shape \[1, 20, 12\]": {"positions": hidden(20, 1)},
+    r"positions must be .*got shape \[20, 14\]": {"positions": torch.zeros(20, 14)},
+    r"positions must be .*got shape \[12\]": {"positions": torch.zeros(12)},
+    r"^RelAttention takes no attn_mask: .* start and end, and txl_kernels.intervals": {"attn_mask": torch.ones(3, 3)},
+    "memory must be None with cu_seqlens": {"memory": hidden(3, 1), "cu_seqlens": ENDS},
+    "start must be None with cu_seqlens": {"start": torch.zeros(1, 20, dtype=torch.int32), "cu_seqlens": ENDS},
+    "end must be None with cu_seqlens": {"end": torch.zeros(1, 20, dtype=torch.int32), "cu_seqlens": ENDS},
+    "cache must be None with cu_seqlens": {"cache": layer().new_cache(1, 4, 20), "cu_seqlens": ENDS},
+    r"x must be one row \(B = 1\) with cu_seqlens": {"x": hidden(20), "cu_seqlens": ENDS},
+    "cu_seqlens must be on x's device cpu, got meta": {"cu_seqlens": ENDS.to("meta")},
+    "at most total=20, got 0 to 21": {"cu_seqlens": torch.tensor([0, 21])},
+    "must rise from 0 .*, got 1 to 20": {"cu_seqlens": torch.tensor([1, 20])},
+    "must rise from 0 .*, with a step down": {"cu_seqlens": torch.tensor([0, 9, 5])},
+    r"cu_seqlens must be \[sequences \+ 1\], got shape \[0\]": {"cu_seqlens": torch.zeros(0, dtype=torch.int32)},
+    "cu_seqlens must be an int32 or int64 tensor .*, got list": {"cu_seqlens": [0, 20]},
+}
+
+
+@pytest.mark.parametrize("message", BAD_CALLS)
+def test_bad_calls(message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        layer()(**{"x": hidden(20, 1)} | BAD_CALLS[message])
+
+
+def test_memory_of_another_dtype_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert layer().float()(hidden(L).bfloat16(), hidden(M).float()).dtype == torch.bfloat16
 
 
-def test_bad_calls() -> None:
-    it = layer()
-    cache = it.new_cache(B, 4, 3)
-    with pytest.raises(ValueError, match=r"x must be \[B, L, d_model\] with d_model=12, got shape \[2, 6\]"):
-        it(torch.zeros(2, 6, dtype=torch.float64))
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+def test_nested_tensors_are_refused(layout: torch.layout) -> None:
+    """The message names packed sequences, which give the same result."""
+    it, parts = layer(), [hidden(n, 1)[0] for n in (3, 5)]
+    nested = torch.nested.nested_tensor(parts, layout=layout)
     with pytest.raises(
-        ValueError, match=r"memory must be like x but for its length, got \[1, 5, 12\] for \[2, 6, 12\]"
+        TypeError, match=r"x must be a dense tensor, got a nested tensor: pass x\.values\(\)\[None\] with"
     ):
-        it(hidden(L), hidden(M, 1))
-    with pytest.raises(ValueError, match=r"memory must be three-dimensional with d_model=12, got \[2, 5, 13\]"):
-        it(hidden(L), torch.zeros(2, 5, 13, dtype=torch.float64))
-    with pytest.raises(RuntimeError, match="cache is for evaluation"):
-        it(hidden(3), cache=cache)
-    with torch.no_grad(), pytest.raises(ValueError, match="cache must be given alone"):
-        it(hidden(3), hidden(M), cache=cache)
-    with pytest.raises(ValueError, match="max_segment must be an integer >= 1, got 0"):
-        it.new_cache(1, 4, 0)
+        it(nested)
+    with pytest.raises(TypeError, match="memory must be a dense tensor, got a nested tensor"):
+        it(hidden(3), nested)
+    if layout == torch.jagged:
+        found = it(nested.values()[None], cu_seqlens=nested.offsets())[0]
+        torch.testing.assert_close(found, torch.cat([it(part[None])[0] for part in parts]))
 
 
 @pytest.mark.parametrize(("distances", "width"), [(torch.arange(3), 5), (torch.arange(3), 0), (torch.zeros(2, 2), 4)])
-def test_bad_sinusoids(distances: torch.Tensor, width: int) -> None:
+def test_bad_sinusoids(distances: Tensor, width: int) -> None:
     with pytest.raises(ValueError, match="must be"):
         sinusoid(distances, width)
 
@@ -259,86 +287,7 @@ def test_sinusoids_are_exact_in_half_precision() -> None:
     assert (sinusoid(far, 64, torch.bfloat16).double() - want).abs().max() < 2**-8
 
 
-@pytest.mark.parametrize("shape", [(2, 5, 16), (5, 14), (16,)], ids=str)
-def test_positions_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
-    """Of [B, T, d] the first row would have been taken for all."""
-    layer = RelAttention(16, 2)
-    with pytest.raises(ValueError, match=r"positions must be \[T, d_model\] with d_model=16, .*got shape"):
-        layer(torch.randn(2, 5, 16), positions=torch.randn(shape))
-
-
-def test_a_bad_window_of_a_cache() -> None:
-    with pytest.raises(ValueError, match="window must be None or"):
-        RelAttention(16, 2).new_cache(1, 4, 4, window=0)
-
-
-def test_an_absurd_zero_row() -> None:
+def test_zero_row_beyond_32_bits() -> None:
     q, r, u = torch.randn(1, 2, 4, 8), torch.randn(2, 8, 8), torch.zeros(2, 8)
     with pytest.raises(ValueError, match=r"zero_row must be an integer from 0 to 2\*\*31 - 1"):
         rel_attention(q, q, q, r, u, u, zero_row=2**70)
-
-
-@pytest.mark.parametrize("options", [{}, {"window": 4}, {"causal": False}, {"clamp_len": 3}], ids=str)
-def test_weights_are_those_of_forward(options: dict[str, object]) -> None:
-    it, x, memory = layer(**options), hidden(L), hidden(M)
-    weights = it.weights(x, memory)
-    _, _, values = torch.cat([memory, x], 1).matmul(it.qkv.weight.T).split(12, -1)
-    attended = (weights @ values.unflatten(-1, (HEADS, 4)).transpose(1, 2)).transpose(1, 2).flatten(-2)
-    torch.testing.assert_close(it.out(attended), it(x, memory))
-    torch.testing.assert_close(it.weights(x).sum(-1), torch.ones(B, HEADS, L, dtype=torch.float64))
-
-
-def test_weights_of_a_layer_with_chunks_are_refused() -> None:
-    with pytest.raises(ValueError, match="chunk must be None"):
-        layer(causal=False, chunk=(3, 1)).weights(hidden(L))
-
-
-def test_rows_of_a_cache_in_another_order() -> None:
-    """As if each row had been another from the beginning; rows begun anew keep their beginning."""
-    it, text, more = layer(), hidden(6, 3), hidden(3, 3)
-    rows = torch.tensor([2, 0, 0])
-    caches = [it.new_cache(3, 4, 3) for _ in range(2)]
-    with torch.no_grad():
-        for cache, order in zip(caches, (torch.arange(3), rows), strict=True):
-            it(text[order, :3], cache=cache)
-            cache.reset(torch.tensor([False, False, True])[order])
-            it(text[order, 3:], cache=cache)
-        caches[0].reorder(rows)
-        torch.testing.assert_close(it(more, cache=caches[0]), it(more, cache=caches[1]))
-
-
-@pytest.mark.parametrize(
-    ("rows", "error", "message"),
-    [
-        ([0, 1, 2], TypeError, "rows must be an int64 tensor"),
-        (torch.zeros(3, dtype=torch.int32), TypeError, r"got torch\.int32"),
-        (torch.zeros(2, dtype=torch.int64), ValueError, r"rows must be \[B\] = \[3\]"),
-        (torch.tensor([0, 1, 3]), ValueError, "rows must be from 0 to 2, got 0 to 3"),
-    ],
-    ids=["list", "int32", "length", "range"],
-)
-def test_a_bad_order_of_rows(rows: object, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        layer().new_cache(3, 4, 3).reorder(rows)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("options", [{}, {"causal": False}, {"batch_first": False}], ids=str)
-def test_odd_widths_are_padded_where_a_gpu_wants_it(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    it, widths = RelAttention(82, 2, **options).double(), []
-    x, memory = (torch.randn(2, n, 82, dtype=torch.float64) for n in (5, 4))
-    if not it.batch_first:
-        x, memory = x.transpose(0, 1), memory.transpose(0, 1)
-    real = layers.rel_attention
-
-    def seen(q: torch.Tensor, *rest: Any, **named: Any) -> Any:
-        widths.append(q.size(-1))
-        return real(q, *rest, **named)
-
-    monkeypatch.setattr(layers, "rel_attention", seen)
-    expected = it(x, memory)
-    want = torch.autograd.grad(expected.square().sum(), [*it.parameters()])
-    monkeypatch.setattr(layers, "loads_by_units", lambda device: True)
-    found = it(x, memory)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(torch.autograd.grad(found.square().sum(), [*it.parameters()]), want)
-    assert widths == [41, 48]

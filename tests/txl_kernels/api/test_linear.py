@@ -1,11 +1,11 @@
-"""`linear`: whose product it is, and that both are the same."""
+"""`linear`: products by oneDNN and by torch, and the choice between them."""
 
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from internals import MOST_ONEDNN_SHAPES, ONEDNN, ONEDNN_SHAPES
+from internals import MAX_ONEDNN_SHAPES, ONEDNN, ONEDNN_SHAPES
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -17,7 +17,7 @@ onednn = pytest.mark.skipif(ONEDNN.value() is None, reason="torch was built with
 
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
-    """Shapes that oneDNN multiplied; here it is taken."""
+    """Shapes that oneDNN multiplied, which is chosen here."""
     found: list[torch.Size] = []
     product = ONEDNN.value()
 
@@ -39,18 +39,18 @@ def inputs(*rows: int, d_in: int = 300, d_out: int = 500, dtype: torch.dtype = t
 @onednn
 @pytest.mark.parametrize("rows", [(40,), (1, 37), (2, 3, 11)])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_both_are_the_product(rows: tuple[int, ...], with_bias: bool, products: list[torch.Size]) -> None:
+def test_products(rows: tuple[int, ...], with_bias: bool, products: list[torch.Size]) -> None:
     x, weight, bias = inputs(*rows)
     given = bias if with_bias else None
     exact = F.linear(x.double(), weight.double(), None if given is None else given.double())
     with torch.no_grad():
-        for way in (x, x.transpose(0, 1).contiguous().transpose(0, 1), x.repeat_interleave(2, -1)[..., ::2]):
-            torch.testing.assert_close(linear(way, weight, given).double(), exact, rtol=0, atol=2e-4)
+        for strided in (x, x.transpose(0, 1).contiguous().transpose(0, 1), x.repeat_interleave(2, -1)[..., ::2]):
+            torch.testing.assert_close(linear(strided, weight, given).double(), exact, rtol=0, atol=2e-4)
     assert products == [x.shape] * 3
 
 
 @onednn
-def test_a_layer_is_the_product_of_its_parameters(products: list[torch.Size]) -> None:
+def test_product_of_a_layer(products: list[torch.Size]) -> None:
     layer, x = torch.nn.Linear(300, 500), torch.randn(64, 300)
     with torch.inference_mode():
         torch.testing.assert_close(project(layer, x), F.linear(x, layer.weight, layer.bias))
@@ -61,9 +61,9 @@ def test_a_layer_is_the_product_of_its_parameters(products: list[torch.Size]) ->
 
 
 @onednn
-def test_what_is_torchs_own(products: list[torch.Size], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_of_torch(products: list[torch.Size], monkeypatch: pytest.MonkeyPatch) -> None:
     x, weight, bias = inputs(64)
-    linear(x, weight, bias)  # gradients could be wanted
+    linear(x, weight, bias)  # gradients may be needed
     with torch.no_grad():
         linear(x[:10], weight, bias)
         linear(x, weight.t().contiguous().t(), bias)
@@ -88,10 +88,10 @@ def test_what_is_torchs_own(products: list[torch.Size], monkeypatch: pytest.Monk
 
 
 @onednn
-def test_a_bounded_number_of_shapes_is_onednns(products: list[torch.Size]) -> None:
-    """It keeps memory for each as long as the process lives; what it has prepared it may repeat."""
+def test_number_of_shapes_by_onednn_is_bounded(products: list[torch.Size]) -> None:
+    """It keeps memory for each shape until the process ends. Known shapes may be repeated."""
     weight = torch.randn(500, 300)
     with torch.inference_mode():
         for rows in [*range(40, 240), 40]:
             torch.testing.assert_close(linear(torch.ones(rows, 300), weight), weight.sum(1).expand(rows, 500))
-    assert products == [(rows, 300) for rows in [*range(40, 40 + MOST_ONEDNN_SHAPES.value), 40]]
+    assert products == [(rows, 300) for rows in [*range(40, 40 + MAX_ONEDNN_SHAPES.value), 40]]

@@ -1,100 +1,108 @@
-"""The packages with the oldest torch that they promise, as far as its names go: imported and called
-in a process of their own where later names do not exist."""
+"""No module of this project uses a name that torch got after the oldest supported version.
 
+`tests/support/names_of_torch.json` holds the difference of two versions. To make it again, run this
+file as a program with each torch, into a file, and then with both files as arguments.
+"""
+
+import ast
+import importlib
+import json
 import re
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).parents[3]
-CALLS = """
-import importlib, pkgutil, sys
-sys.path.insert(0, "tests/support")
-import older_torch
-older_torch.install()
+import pytest
 
-import txl, txl_kernels
-optional = ("triton", "tensorboard", "matplotlib")
-for package in (txl_kernels, txl):
-    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if module.name.endswith("__main__") or module.name.startswith("txl.hf"):  # transformers asks for a torch itself
+ROOT = Path(__file__).resolve().parents[3]
+RECORD = ROOT / "tests" / "support" / "names_of_torch.json"
+# The modules of torch that this project imports or reaches by attributes.
+MODULES = (
+    "torch", "torch._C", "torch._C._autograd", "torch._C._functorch", "torch._ops", "torch._subclasses.fake_tensor",
+    "torch.autograd", "torch.autograd.forward_ad", "torch.autograd.function", "torch.backends", "torch.backends.cuda",
+    "torch.backends.mkldnn", "torch.compiler", "torch.cuda", "torch.distributed", "torch.fx.traceback", "torch.jit",
+    "torch.library", "torch.nn", "torch.nn.functional", "torch.nn.init", "torch.nn.attention.flex_attention",
+    "torch.nn.modules", "torch.nn.modules.module", "torch.nn.parallel", "torch.nn.utils", "torch.onnx", "torch.optim",
+    "torch.optim.lr_scheduler", "torch.utils", "torch.utils.checkpoint", "torch.utils.data",
+    "torch.utils.flop_counter", "torch.utils.hooks",
+)  # fmt: skip
+
+
+def uses(source: str) -> tuple[set[str], set[str]]:
+    """Return the modules that a module imports, and the dotted names that it uses; names for which
+    it asks hasattr or getattr are left out."""
+    tree = ast.parse(source)
+    asked = set(re.findall(r'(?:hasattr|getattr)\([\w.]+, "(\w+)"', source))
+    modules: set[str] = set()
+    local: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {x.name for x in node.names}
+            local |= {x.asname: x.name for x in node.names if x.asname}
+            local |= {x: x for x in (y.name.split(".")[0] for y in node.names if not y.asname)}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            modules.add(node.module)
+            local |= {x.asname or x.name: f"{node.module}.{x.name}" for x in node.names}
+    names = set(local.values())
+    for node in ast.walk(tree):
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts, node = [node.attr, *parts], node.value
+        if isinstance(node, ast.Name) and parts:
+            names.add(".".join([local.get(node.id, ""), *parts]))
+    return modules, {name for name in names if name.split(".")[-1] not in asked}
+
+
+def newer(name: str, record: dict[str, Any]) -> bool:
+    """Whether the oldest torch lacks a part of a dotted name other than a submodule."""
+    parts = name.split(".")
+    owners = ((".".join(parts[:n]), parts[n]) for n in range(1, len(parts)))
+    return any(x in record["newer"].get(owner, ()) and f"{owner}.{x}" not in MODULES for owner, x in owners)
+
+
+@pytest.mark.parametrize("package", ["txl_kernels", "txl"])
+def test_no_name_is_newer_than_the_oldest_torch(package: str) -> None:
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    for path in (ROOT / package).rglob("*.py"):
+        if path.parent.name == "hf":  # transformers requires a newer torch itself
             continue
-        try:
-            importlib.import_module(module.name)
-        except ModuleNotFoundError as error:
-            assert str(error.name).split(".")[0] in optional, error
-
-import torch
-from torch.func import grad, vmap
-from txl_kernels import LearnedRelativeAttention, RelAttention, intervals, rel_attention, rel_attention_weights
-
-for backend in (None, "reference"):
-    q, k, v = (torch.randn(2, 2, 5, 8, requires_grad=True) for _ in range(3))
-    r = torch.randn(2, 9, 8, requires_grad=True)
-    out, lse = rel_attention(q, k, v, r, dropout_p=0.1, return_lse=True, backend=backend)
-    out.sum().backward(retain_graph=True)
-    rel_attention(q, k, v, r.expand(2, -1, -1, -1), causal=False, zero_row=4, prefix=1, backend=backend).sum().backward()
-    with torch.autocast("cpu"):
-        rel_attention(q, k, v, r, backend=backend)
-rel_attention_weights(q, k, r)
-intervals(torch.ones(2, 5, dtype=torch.bool), visible=True)
-start = torch.zeros(2, 1, dtype=torch.int32)
-vmap(lambda q: rel_attention(q, q, q, r.detach()))(torch.randn(3, 1, 2, 5, 8))
-grad(lambda q: rel_attention(q, k.detach(), v.detach(), r.detach()).sum())(q.detach())
-for layer in (RelAttention(16, 2).eval(), LearnedRelativeAttention(16, 2, extent=4, qk_norm=True, sink=True).eval()):
-    x = torch.randn(2, 6, 16)
-    layer(x, x).sum().backward()
-    with torch.no_grad():
-        for given in ({}, {"start": torch.full((2, 1), 5, dtype=torch.int32)}):
-            cache = layer.new_cache(2, 5, 6, **given)
-            layer(x, cache=cache)
-            layer(x, cache=cache)
-
-from txl import Engine
-from txl.evaluation.generate import Sampling, generate
-from txl.model.config import ModelConfig
-from txl.model.transformer import TransformerXL
-
-model = TransformerXL(ModelConfig(vocab_size=31, n_layer=2, d_model=16, n_head=2, d_head=8, d_inner=16, mem_len=4))
-tokens = torch.randint(31, (2, 6))
-scores, memory = model(tokens)
-model.softmax.nll(model.read(tokens, memory).hidden, tokens).sum().backward()
-list(generate(Engine(model, 1, 5, 4), tokens[:1], 4, Sampling()))
-print("called")
-"""
+        modules, names = uses(path.read_text(encoding="utf-8"))
+        assert {x for x in modules if x.split(".")[0] == "torch"} <= {*MODULES, "torch.utils.tensorboard"}, path
+        assert not [name for name in names if newer(name, record)], path
 
 
-def run(code: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
-
-
-def test_no_name_is_newer_than_the_oldest_torch() -> None:
-    found = run(CALLS)
-    assert found.stdout == "called\n", found.stderr[-3000:]
-
-
-NEWER = """
-import sys; sys.path.insert(0, "tests/support")
-import older_torch; older_torch.install()
-for code in ("import torch; torch.compiler.is_exporting", "from torch.compiler import is_exporting"):
-    exec(code, {"__name__": "other"})
-    try:
-        exec(code, {"__name__": "txl_kernels.new"})
-    except (AttributeError, ImportError) as error:
-        print(type(error).__name__)
-"""
-
-
-def test_a_newer_name_is_an_error_in_this_project_alone() -> None:
+@pytest.mark.parametrize(
+    "source",
+    ["import torch\ntorch.compiler.is_exporting()", "from torch.compiler import is_exporting",
+     "from torch import compiler as c\ndef f():\n  return c.is_exporting", "import torch.compiler as c\nc.is_exporting()"],
+)  # fmt: skip
+def test_newer_names_are_found(source: str) -> None:
     """torch.compiler.is_exporting came with torch 2.7."""
-    found = run(NEWER)
-    assert found.stdout.split() == ["AttributeError", "ImportError"], found.stderr
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    assert [name for name in uses(source)[1] if newer(name, record)] == ["torch.compiler.is_exporting"]
 
 
-def test_the_record_is_of_the_oldest_torch_that_is_promised() -> None:
+def test_record_is_of_the_oldest_supported_torch() -> None:
     promised = re.search(r'"torch>=([0-9.]+)', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    record = (ROOT / "tests" / "support" / "names_of_torch.json").read_text(encoding="utf-8")
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
     assert promised is not None
-    assert f'"oldest": "{promised[1]}"' in record
+    assert (record["oldest"], record["modules"]) == (promised[1], list(MODULES))
+
+
+def main(arguments: list[str]) -> None:
+    """Print the names in the installed torch; or the record, of two files of such names."""
+    import torch
+
+    if not arguments:
+        names = {name: sorted(set(dir(importlib.import_module(name)))) for name in MODULES}
+        print(json.dumps({"torch": torch.__version__, "names": names}))
+        return
+    old, new = (json.loads(Path(path).read_text(encoding="utf-8")) for path in arguments)
+    found = {m: sorted(set(names) - set(old["names"][m])) for m, names in new["names"].items()}
+    oldest, newest = (".".join(it["torch"].split(".")[:2]) for it in (old, new))
+    record = {"oldest": oldest, "newest": newest, "modules": list(MODULES)}
+    print(json.dumps(record | {"newer": {m: x for m, x in found.items() if x}}, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

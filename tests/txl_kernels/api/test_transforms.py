@@ -1,5 +1,4 @@
-"""Transforms of torch: forward-mode AD is refused whoever asks, vmap and what uses it give a loop's
-results."""
+"""Transforms of torch: forward-mode AD is refused; vmap gives the results of a loop."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from cases import TENSORS, Case, as_call, as_fields, make_inputs
+from cases import TENSORS, Case, as_call, as_fields, detached, make_inputs
 from torch import Tensor
 
 from txl_kernels import RelAttention, rel_attention
@@ -16,8 +15,11 @@ REFUSED = r"no forward-mode AD; call rel_attention\(\.\.\., backend='reference'\
 Function = Callable[[Tensor], Tensor]
 
 
-def plain(case: Case) -> dict[str, Any]:
-    return {name: x.detach() if isinstance(x, Tensor) else x for name, x in make_inputs(case, torch.float32).items()}
+SMALL = {"D": 4, "L": 3, "M": 2, "H": 1, "B": 1}
+
+
+def plain(**sizes: int) -> dict[str, Any]:
+    return detached(make_inputs(Case(**sizes), torch.float32))
 
 
 def dual(f: Function, x: Tensor) -> Any:
@@ -36,7 +38,7 @@ def compiled(f: Function, x: Tensor) -> Tensor:
     return torch.compile(lambda x: torch.func.jvp(f, (x,), (tangent,))[1], backend="aot_eager")(x)
 
 
-WAYS: dict[str, Callable[[Function, Tensor], Tensor]] = {
+FORWARD_MODES: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "linearize": lambda f, x: torch.func.linearize(f, x)[1](torch.ones_like(x)),
     "dual": dual,
     "dual, no_grad": dual_without_gradients,
@@ -45,9 +47,9 @@ WAYS: dict[str, Callable[[Function, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("direct", [False, True])
-@pytest.mark.parametrize("way", WAYS)
-def test_forward_mode_is_refused(way: str, direct: bool) -> None:
-    inputs = plain(Case("", D=4, L=3, M=2, H=1, B=1))
+@pytest.mark.parametrize("mode", FORWARD_MODES)
+def test_forward_mode_is_refused(mode: str, direct: bool) -> None:
+    inputs = plain(**SMALL)
     fields = as_fields(inputs)
 
     def f(q: Tensor) -> Tensor:
@@ -56,18 +58,18 @@ def test_forward_mode_is_refused(way: str, direct: bool) -> None:
         return rel_attention(**as_call(inputs) | {"q": q})
 
     with pytest.raises((NotImplementedError, RuntimeError), match=REFUSED):
-        WAYS[way](f, inputs["q"])
+        FORWARD_MODES[mode](f, inputs["q"])
 
 
 @pytest.mark.parametrize("name", TENSORS)
 def test_forward_mode_is_refused_for_every_input(name: str) -> None:
-    inputs = plain(Case(""))
+    inputs = plain()
     with pytest.raises((NotImplementedError, RuntimeError), match=REFUSED):
         dual_without_gradients(lambda x: rel_attention(**as_call(inputs | {name: x})), inputs[name])
 
 
-def test_a_tangent_of_the_cotangent_is_refused() -> None:
-    inputs = make_inputs(Case(""), torch.float32)
+def test_tangent_of_the_cotangent_is_refused() -> None:
+    inputs = make_inputs(Case(), torch.float32)
     out = rel_attention(**as_call(inputs))
     with pytest.raises(NotImplementedError, match=REFUSED):
         dual(lambda dout: torch.autograd.grad(out, inputs["q"], dout)[0], torch.ones_like(out))
@@ -75,20 +77,20 @@ def test_a_tangent_of_the_cotangent_is_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # by linearize, of its own graph
 def test_forward_mode_of_the_reference() -> None:
-    inputs = plain(Case("", D=4, L=3, M=2, H=1, B=1))
+    inputs = plain(**SMALL)
 
     def f(q: Tensor) -> Tensor:
         return rel_attention(**as_call(inputs) | {"q": q}, backend="reference")
 
     want = torch.autograd.functional.jacobian(f, inputs["q"]).flatten(4).sum(-1)
-    for way in WAYS.values():
-        torch.testing.assert_close(way(f, inputs["q"]), want)
+    for mode in FORWARD_MODES.values():
+        torch.testing.assert_close(mode(f, inputs["q"]), want)
 
 
 @pytest.mark.parametrize("names", [("q",), ("r",), ("k_mem", "v_mem"), TENSORS], ids=str)
 @pytest.mark.filterwarnings("error")  # torch warns of an operator without a rule
-def test_vmap_is_a_loop(names: tuple[str, ...]) -> None:
-    inputs = plain(Case(""))
+def test_vmap_equals_a_loop(names: tuple[str, ...]) -> None:
+    inputs = plain()
     stacks = [torch.randn(3, *inputs[name].shape) for name in names]
 
     def f(*given: Tensor) -> Tensor:
@@ -104,7 +106,7 @@ def test_vmap_is_a_loop(names: tuple[str, ...]) -> None:
 
 
 def test_vmap_of_bounds_dropout_and_layers() -> None:
-    inputs = plain(Case(""))
+    inputs = plain()
     start = torch.tensor([[[0]], [[2]], [[3]]], dtype=torch.int32)
 
     def f(start: Tensor) -> Tensor:
@@ -125,7 +127,7 @@ def test_vmap_of_bounds_dropout_and_layers() -> None:
 
 
 def test_jacobians_by_vmap() -> None:
-    inputs = plain(Case("", D=4, L=3, M=2, H=1, B=1))
+    inputs = plain(**SMALL)
 
     def f(q: Tensor, backend: str | None = None) -> Tensor:
         return rel_attention(**as_call(inputs) | {"q": q}, backend=backend)

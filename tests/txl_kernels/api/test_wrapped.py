@@ -1,12 +1,16 @@
-"""Layers whose projections are wrapped, hooked, reparametrized or quantized: what acts on a module
-acts on the segment and on the memory alike, and reaches every method."""
+"""Layers that are wrapped, copied, compiled, or whose projections are wrapped, hooked,
+reparametrized or quantized: a change of a module acts on segment and memory alike, in every
+method."""
 
-import weakref
-from collections.abc import Callable
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune, spectral_norm
 
@@ -14,6 +18,8 @@ from txl_kernels import KeyValueCache, RelAttention, rel_attention, start_from_l
 from txl_kernels.linear import plain_weight, project
 
 B, M, L, WIDTH = 2, 6, 8, 32
+NAMES = ("qkv", "r", "out")
+Change = Callable[[nn.Module], Any]
 
 
 class Adapter(nn.Module):
@@ -30,117 +36,156 @@ class Adapter(nn.Module):
         return result
 
 
-def wrap(layer: RelAttention) -> None:
-    for name in ("qkv", "r", "out"):
-        setattr(layer, name, Adapter(getattr(layer, name)))
+class Halved(nn.Linear):
+    """A subclass, as quantized and float8 layers are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * super().forward(x)
 
 
-def hook(layer: RelAttention) -> None:
-    for module in (layer.qkv, layer.r, layer.out):
-        module.register_forward_hook(lambda module, arguments, output: 2 * output)
+class Int8(nn.Module):
+    """A linear layer with a weight of integers, which says nothing of the dtype of its input."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        scale = base.weight.detach().abs().amax(1, keepdim=True) / 127
+        self.register_buffer("weight", (base.weight.detach() / scale).round().to(torch.int8))
+        self.register_buffer("scale", scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.dtype == torch.float32
+        return x @ (self.weight * self.scale).t()
 
 
-def hook_before(layer: RelAttention) -> None:
-    for module in (layer.qkv, layer.r, layer.out):
-        module.register_forward_pre_hook(lambda module, arguments: (3 * arguments[0],))
+def each(change: Change) -> Change:
+    """Apply a change in place to each projection of a layer."""
 
-
-def replace_forward(layer: RelAttention) -> None:
-    """As accelerate's hooks do."""
-    for module in (layer.qkv, layer.r, layer.out):
-        module.forward = lambda x, forward=module.forward: -forward(x)  # type: ignore[method-assign]
-
-
-def each(change: Callable[[nn.Module], object]) -> Callable[[RelAttention], None]:
-    def changed(layer: RelAttention) -> None:
-        for module in (layer.qkv, layer.r, layer.out):
-            change(module)
+    def changed(layer: nn.Module) -> None:
+        for name in NAMES:
+            change(getattr(layer, name))
 
     return changed
 
 
-def halve(layer: RelAttention) -> None:
-    """A subclass, as quantized and float8 layers are."""
+def replace_each(wrap: Change) -> Change:
+    def replaced(layer: nn.Module) -> None:
+        for name in NAMES:
+            setattr(layer, name, wrap(getattr(layer, name)))
 
-    class Halved(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return 0.5 * super().forward(x)
-
-    for module in (layer.qkv, layer.r, layer.out):
-        module.__class__ = Halved
+    return replaced
 
 
-WRAPPERS = {
-    "an adapter": wrap,
-    "a hook": hook,
-    "a hook before": hook_before,
-    "another forward": replace_forward,
-    "a subclass": halve,
-    "weight_norm": each(lambda m: parametrizations.weight_norm(m)),
-    "spectral_norm": each(lambda m: parametrizations.spectral_norm(m)),
-    "spectral_norm by a hook": each(lambda m: spectral_norm(m)),
+def replace_forward(module: nn.Module) -> None:
+    """Replace the method in the instance, as accelerate's hooks do."""
+    module.forward = lambda x, forward=module.forward: -forward(x)  # type: ignore[method-assign]
+
+
+def shard(layer: nn.Module) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (1,))
+    for module in (*(getattr(layer, name) for name in NAMES), layer):
+        fully_shard(module, mesh=mesh)
+
+
+# Each changes a layer in place, or returns a module around it.
+WRAPPERS: dict[str, Change] = {
+    "adapter": replace_each(Adapter),
+    "forward hook": each(lambda m: m.register_forward_hook(lambda module, arguments, output: 2 * output)),
+    "forward pre-hook": each(lambda m: m.register_forward_pre_hook(lambda module, arguments: (3 * arguments[0],))),
+    "replaced forward": each(replace_forward),
+    "subclass": each(lambda m: setattr(m, "__class__", Halved)),
+    "weight_norm": each(parametrizations.weight_norm),
+    "spectral_norm": each(parametrizations.spectral_norm),
+    "spectral_norm by a hook": each(spectral_norm),
     "prune": each(lambda m: prune.random_unstructured(m, "weight", 0.5)),
+    "int8 weights": replace_each(Int8),
+    "dynamic quantization": lambda layer: torch.ao.quantization.quantize_dynamic(layer.eval(), {nn.Linear}),
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda layer: pickle.loads(pickle.dumps(layer)),
+    "torch.compile": lambda layer: torch.compile(layer, backend="aot_eager"),
+    "DDP": nn.parallel.DistributedDataParallel,
+    "FSDP": shard,
 }
+ROUNDED = ("dynamic quantization",)  # the activations of each call by their own scale
 
 
-def stale(layer: RelAttention) -> None:
-    """Changes parameters, so that whatever a hook or parametrization computed before is stale."""
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+@pytest.fixture(scope="module", autouse=True)
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A process group, which DDP and FSDP need."""
+    store: Path = tmp_path_factory.mktemp("store") / "store"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
 
 
-@pytest.fixture(params=WRAPPERS, ids=str)
-def layer(request: pytest.FixtureRequest) -> RelAttention:
-    it = RelAttention(WIDTH, 4)
-    nn.init.normal_(it.content_bias)
-    nn.init.normal_(it.position_bias)
-    WRAPPERS[request.param](it)
-    it.train()(torch.randn(B, L, WIDTH))  # spectral_norm's hook computes its weight in a forward
-    stale(it)
-    return it.eval()
+def new_layer() -> RelAttention:
+    layer = RelAttention(WIDTH, 4)
+    nn.init.normal_(layer.content_bias)
+    nn.init.normal_(layer.position_bias)
+    return layer
 
 
-def written_out(layer: RelAttention, x: Tensor) -> Tensor:
-    """The layer's result by calls of its modules alone."""
+def by_modules(layer: Any, x: Tensor) -> Tensor:
+    """The layer's result by calls of its modules."""
     q, k, v = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in layer.qkv(x).chunk(3, -1))
-    r = layer.r(layer.positions(x.size(1), 0)).unflatten(-1, (4, -1)).transpose(0, 1)
+    r = layer.r(layer.positions(x.size(1), 0, like=x)).unflatten(-1, (4, -1)).transpose(0, 1)
     out = rel_attention(q, k, v, r, layer.content_bias, layer.position_bias)
     result: Tensor = layer.out(out.transpose(1, 2).flatten(-2))
     return result
 
 
-def test_the_memory_is_projected_as_the_segment(layer: RelAttention) -> None:
-    x = torch.randn(B, M + L, WIDTH)
-    expected = written_out(layer, x)[:, M:]
-    torch.testing.assert_close(layer(x[:, M:], x[:, :M]), expected, atol=1e-6, rtol=1e-5)
+def unsharded(layer: Any) -> Any:
+    """The layer, or one with the whole parameters of an FSDP layer."""
+    if not any(hasattr(p, "full_tensor") for p in layer.parameters()):
+        return layer
+    twin = new_layer()
+    twin.load_state_dict({name: x.full_tensor() for name, x in layer.state_dict().items()})
+    return twin
+
+
+def gradients_of(layer: nn.Module, out: Tensor, weight: Tensor) -> dict[str, Tensor]:
+    layer.zero_grad()
+    (out * weight).sum().backward()
+    found = {name: p.grad for name, p in layer.named_parameters() if p.grad is not None}
+    return {name: getattr(x, "full_tensor", x.clone)() for name, x in found.items()}
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz", "ignore:TypedStorage", "ignore:FSDP2-wrapped module .* returned a view")
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_wrapped_layer(name: str) -> None:
+    """Values with a memory and with a cache, weights and gradients are those of calls of the
+    layer's modules."""
+    torch.compiler.reset()
+    layer, x, weight = new_layer(), torch.randn(B, M + L, WIDTH), torch.randn(B, L, WIDTH)
+    made = WRAPPERS[name](layer)
+    wrapped = layer if made is None else made
+    inner = getattr(wrapped, "module", getattr(wrapped, "_orig_mod", wrapped))
+    wrapped.train()(torch.randn(B, L, WIDTH))  # spectral_norm's hook computes its weight in a forward
+    with torch.no_grad():  # what a hook or parametrization computed before is stale
+        for parameter in wrapped.parameters():
+            parameter.add_(0.1 * parameter.sin())
+    wrapped.eval()
+    plain, tolerance = unsharded(inner), {"rtol": 1e-5, "atol": 1e-6}
+    if name == "dynamic quantization":  # the scale of activations is that of a call
+        tolerance = {"rtol": 0.05, "atol": 0.02}
+    found, expected = wrapped(x[:, M:], x[:, :M]), by_modules(plain, x)[:, M:]
+    torch.testing.assert_close(found, expected, **tolerance)
+    if name != "dynamic quantization":  # which has no gradients
+        gradients = gradients_of(inner, found, weight)
+        assert len(gradients) == len([p for p in plain.parameters() if p.requires_grad])
+        torch.testing.assert_close(gradients, gradients_of(plain, expected, weight), atol=1e-5, rtol=1e-4)
     with torch.no_grad():
-        torch.testing.assert_close(layer(x[:, M:], x[:, :M]), expected, atol=1e-6, rtol=1e-5)
-        cache = layer.new_cache(B, M, L)
-        layer.fill_cache(cache, x[:, :M])
-        torch.testing.assert_close(layer(x[:, M:], cache=cache), expected, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(wrapped(x[:, M:], x[:, :M]), expected, **tolerance)
+        cache = plain.new_cache(B, M, L, like=x)
+        plain.fill_cache(cache, x[:, :M])
+        cache.owner = None
+        torch.testing.assert_close(wrapped(x[:, M:], cache=cache), expected, **tolerance)
+        torch.testing.assert_close(plain.weights(x[:, M:], x[:, :M]), plain.weights(x)[:, :, M:], **tolerance)
 
 
-def test_weights_and_projections_are_those_of_forward(layer: RelAttention) -> None:
-    x = torch.randn(B, M + L, WIDTH)
-    whole = layer.projections(x)
-    apart = layer.projections(x[:, M:], x[:, :M])
-    assert apart.k_mem is not None
-    torch.testing.assert_close(torch.cat([apart.k_mem, apart.k], 2), whole.k)
-    torch.testing.assert_close(layer.weights(x[:, M:], x[:, :M]), layer.weights(x)[:, :, M:])
-
-
-def test_gradients_reach_what_wraps(layer: RelAttention) -> None:
-    x = torch.randn(B, M + L, WIDTH)
-    y = torch.randn(B, L, WIDTH)
-    parameters = [p for p in layer.parameters() if p.requires_grad]
-    expected = torch.autograd.grad(written_out(layer, x)[:, M:], parameters, y)
-    found = torch.autograd.grad(layer(x[:, M:], x[:, :M]), parameters, y)
-    for gradient, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(gradient, other, atol=1e-5, rtol=1e-4)
-
-
-def test_a_module_is_called_once_in_a_forward() -> None:
+def test_projections_are_called_once_in_a_forward() -> None:
     """FSDP and offload gather or load parameters around each call."""
     layer, calls = RelAttention(WIDTH, 4), []
     layer.qkv.register_forward_hook(lambda module, arguments, output: calls.append(arguments[0].shape))
@@ -148,7 +193,7 @@ def test_a_module_is_called_once_in_a_forward() -> None:
     assert calls == [(B, M + L, WIDTH)]
 
 
-def test_a_plain_layer_projects_no_queries_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_layer_projects_no_queries_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, calls = RelAttention(WIDTH, 4), []
     forward = torch.nn.functional.linear
     monkeypatch.setattr(torch.nn.functional, "linear", lambda *a: (calls.append(tuple(a[1].shape)), forward(*a))[1])
@@ -156,7 +201,11 @@ def test_a_plain_layer_projects_no_queries_of_the_memory(monkeypatch: pytest.Mon
     assert sorted(calls) == [(WIDTH, WIDTH), (WIDTH, WIDTH), (2 * WIDTH, WIDTH), (3 * WIDTH, WIDTH)]
 
 
-def test_what_is_plain() -> None:
+class Subclass(torch.Tensor):
+    """A tensor whose products could be its own."""
+
+
+def test_plain_weight() -> None:
     module = nn.Linear(4, 4)
     assert plain_weight(module) is module.weight
     with torch.nn.modules.module.register_module_forward_hook(lambda *_: None):
@@ -173,58 +222,20 @@ def test_what_is_plain() -> None:
     torch.testing.assert_close(project(module, x), module(x))
 
 
-class Subclass(torch.Tensor):
-    """A tensor whose products could be its own."""
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_dynamic_quantization_finds_every_linear_layer() -> None:
     """torch.ao replaces modules that are exactly nn.Linear."""
-    layer = RelAttention(WIDTH, 4).eval()
-    quantized = torch.ao.quantization.quantize_dynamic(layer, {nn.Linear})
-    assert {type(getattr(quantized, name)).__module__ for name in ("qkv", "r", "out")} == {
+    quantized = torch.ao.quantization.quantize_dynamic(new_layer().eval(), {nn.Linear})
+    assert {type(getattr(quantized, name)).__module__ for name in NAMES} == {
         "torch.ao.nn.quantized.dynamic.modules.linear"
     }
-    x = torch.randn(B, M + L, WIDTH)
-    with torch.no_grad():
-        exact, found = layer(x[:, M:], x[:, :M]), quantized(x[:, M:], x[:, :M])
-        cache = quantized.new_cache(B, M, L)
-        quantized.fill_cache(cache, x[:, :M])
-        cached = quantized(x[:, M:], cache=cache)
-    assert 0 < (found - exact).abs().max() < 0.05 * exact.abs().max() + 0.02
-    assert (cached - exact).abs().max() < 0.05 * exact.abs().max() + 0.02
-
-
-def test_positions_have_the_hidden_states_dtype() -> None:
-    """A weight of integers says nothing of the encodings' dtype."""
-    layer, seen = RelAttention(WIDTH, 4), []
-
-    class Int8(nn.Module):
-        def __init__(self, base: nn.Linear) -> None:
-            super().__init__()
-            scale = base.weight.detach().abs().amax(1, keepdim=True) / 127
-            self.register_buffer("weight", (base.weight.detach() / scale).round().to(torch.int8))
-            self.register_buffer("scale", scale)
-
-        def forward(self, x: Tensor) -> Tensor:
-            seen.append(x.dtype)
-            return x @ (self.weight * self.scale).t()
-
-    x = torch.randn(B, L, WIDTH)
-    exact = layer(x)
-    layer.r = Int8(layer.r)  # type: ignore[assignment]
-    assert (layer(x) - exact).abs().max() < 0.02
-    with torch.no_grad():
-        assert (layer(x, cache=layer.new_cache(B, M, L)) - exact).abs().max() < 0.02
-    assert set(seen) == {torch.float32}
-    assert layer.positions(4, 2, like=x.double()).dtype == torch.float64
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"window": 4}, {"causal": False, "chunk": (4, 1)}, {"batch_first": False}], ids=str
 )
-def test_memory_that_no_query_sees_may_hold_anything(options: dict[str, Any]) -> None:
-    """NaN in it reaches no gradient: not of a projection's weight either."""
+def test_nan_in_unseen_memory_reaches_no_gradient(options: dict[str, Any]) -> None:
+    """Not even that of a projection's weight."""
     layer = RelAttention(WIDTH, 4, **options)
     x, memory = torch.randn(B, L, WIDTH), torch.randn(B, M, WIDTH)
     filled = torch.tensor([2, 0])
@@ -233,43 +244,16 @@ def test_memory_that_no_query_sees_may_hold_anything(options: dict[str, Any]) ->
     if options == {"window": 4}:  # which alone hides some
         start, garbage = None, memory.masked_fill(torch.arange(M)[None, :, None] < M - 3, torch.nan)
 
-    def gradients(memory: Tensor) -> list[Tensor]:
+    def gradients(memory: Tensor) -> dict[str, Tensor]:
         given = [x, memory] if layer.batch_first else [x.transpose(0, 1), memory.transpose(0, 1)]
-        layer.zero_grad()
-        layer(*given, start=start).square().sum().backward()
-        return [p.grad.clone() for p in layer.parameters() if p.grad is not None]
+        return gradients_of(layer, layer(*given, start=start), torch.ones(()))
 
-    for found, expected in zip(gradients(garbage), gradients(memory), strict=True):
-        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(gradients(garbage), gradients(memory))
 
 
-def test_a_cache_of_a_layer_that_is_gone_is_no_other_layers() -> None:
-    x = torch.randn(1, 4, WIDTH)
-    for _ in range(20):  # a new layer often stands where the old one was in memory
-        first = RelAttention(WIDTH, 4).eval()
-        gone = weakref.ref(first)
-        cache = first.new_cache(1, 8, 4)
-        with torch.no_grad():
-            first(x, cache=cache)
-            del first
-            assert gone() is None
-            other = RelAttention(WIDTH, 4).eval()
-            with pytest.raises(ValueError, match="another layer's"):
-                other(x, cache=cache)
-
-
-def test_a_cache_of_a_compiled_layer() -> None:
-    layer = RelAttention(WIDTH, 4).eval()
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    x = torch.randn(1, 4, WIDTH)
-    with torch.no_grad():
-        cache, other = layer.new_cache(1, 8, 4), layer.new_cache(1, 8, 4)
-        torch.testing.assert_close(compiled(x, cache=cache), layer(x, cache=other))
-
-
-def test_a_cache_of_an_offloaded_layer_asks_for_an_example() -> None:
+def test_cache_of_an_offloaded_layer_needs_an_example() -> None:
     layer = RelAttention(WIDTH, 4).to("meta")
-    layer.forward = lambda *a, **k: None  # type: ignore[method-assign]  # as accelerate's hook stands there
+    layer.forward = lambda *a, **k: None  # type: ignore[method-assign]  # as accelerate's hook replaces it
     with pytest.raises(ValueError, match="like must be given"):
         layer.new_cache(1, 8, 4)
     assert isinstance(RelAttention(WIDTH, 4).to("meta").new_cache(1, 8, 4), KeyValueCache)

@@ -1,15 +1,16 @@
-"""The C++ kernels without Python around them: on an emulated Arm processor, under ThreadSanitizer,
-in vectors of 16; what their objects hold.
+"""The C++ kernels without Python: on an emulated Arm processor, under ThreadSanitizer, in vectors
+of 16; the symbols of their objects.
 
-Torch is not instrumented and its OpenMP runtime looks like a race to ThreadSanitizer; the driver
-starts threads of its own. `TESTS_REQUIRE_TOOLS=1` (CI) makes a missing compiler or emulator a
-failure instead of a skip.
+The driver starts threads of its own, because torch's OpenMP runtime looks like a race to
+ThreadSanitizer. `TESTS_REQUIRE_TOOLS=1` (CI) makes a missing compiler or emulator a failure.
 """
 
+import functools
 import os
 import platform
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ import numpy as np
 import pytest
 import torch
 from builds import ROOT, once
-from cases import Case, as_call, make_inputs
+from cases import Case, as_call, in_float64, leaves, make_inputs
 from tolerances import OF_ROUNDING, largest, require_close
 
 from txl_kernels import rel_attention
 from txl_kernels.call import drop_threshold, keep_scale
 
 CPU = ROOT / "csrc" / "cpu"
+KERNELS = [CPU, *sorted(CPU.parent.glob("*.h"))]
 SOURCES = [Path(__file__).with_name("driver.cpp"), CPU / "dispatch.cpp", CPU / "runtime.cpp"]
 # Instruction sets that not every processor of their architecture has: x86-64's and Arm's.
 NEWER = ["avx2", "avx512", "avx512_bf16", "amx"]
@@ -32,18 +34,11 @@ ISAS = ["baseline", "neon", *NEWER, *NEWER_ARM, "emulated_bf16", "emulated_amx"]
 FLAGS = ["-std=c++17", "-I", str(ROOT / "csrc"), "-fno-math-errno", "-Wno-psabi", "-pthread"]
 FLAGS += ["-DTXL_POISON", "-DTXL_EMULATED"]
 BUILDS = {  # name: compiler and flags, what runs the program, instruction sets
-    "aarch64": (
-        ["aarch64-linux-gnu-g++", "-O2", "-static"],
-        ["qemu-aarch64", "-cpu", "max"],
-        ["neon", "neon_bf16", "baseline", "emulated_bf16", "emulated_amx"],
-    ),
+    "aarch64": (["aarch64-linux-gnu-g++", "-O2", "-static"], ["qemu-aarch64", "-cpu", "max"],
+                ["neon", "neon_bf16", "baseline", "emulated_bf16", "emulated_amx"]),
     "thread-sanitizer": (["g++", "-O1", "-g", "-fsanitize=thread"], [], ["baseline", "emulated_amx"]),
-    "sixteen lanes": (
-        ["g++", "-O1", "-DTXL_BASELINE_LANES=16"],
-        [],
-        ["baseline", "emulated_bf16", "emulated_amx"],
-    ),
-}
+    "sixteen lanes": (["g++", "-O1", "-DTXL_BASELINE_LANES=16"], [], ["baseline", "emulated_bf16", "emulated_amx"]),
+}  # fmt: skip
 CASES = [
     Case("intervals and dropout", B=2, H=2, L=61, M=50, D=24, intervals="random", dropout_p=0.2),
     Case("bidirectional window", B=1, H=2, L=70, M=210, D=17, causal=False, window=90),
@@ -67,19 +62,25 @@ def compile_isa(compiler: list[str], isa: str, folder: Path, source: Path = CPU 
     return target
 
 
+def unoptimized(compiler: str, isa: str) -> Path:
+    """The object of an instruction set that is only linked and examined, not run."""
+    need(compiler)
+    make = functools.partial(compile_isa, [compiler, "-O0"], isa)
+    return once(f"object_{compiler.removesuffix('g++')}{isa}", KERNELS, FLAGS, compiler, make) / f"{isa}.o"
+
+
 @pytest.fixture(scope="module", params=BUILDS)
 def build(request: pytest.FixtureRequest) -> tuple[list[str], list[str]]:
     compiler, runner, isas = BUILDS[request.param]
     for tool in (compiler[0], *runner[:1]):
         need(tool)
-    sources = [CPU, *sorted(CPU.parent.glob("*.h")), SOURCES[0]]
-    settings = [compiler, FLAGS, ISAS, isas]
+    sources, settings = [*KERNELS, SOURCES[0]], [compiler, FLAGS, ISAS, isas]
 
     def make(to: Path) -> None:
-        # What no test runs is only linked.
-        plain = [isa for isa in ISAS if isa not in isas]
-        objects = [compile_isa([*compiler, "-O0"] if isa in plain else compiler, isa, to) for isa in ISAS]
-        subprocess.run([*compiler, *FLAGS, *map(str, [*SOURCES, *objects]), "-o", str(to / "driver")], check=True)
+        with ThreadPoolExecutor() as pool:  # every process of tests waits for it
+            optimized = pool.map(lambda isa: compile_isa(compiler, isa, to), isas)
+            others = pool.map(lambda isa: unoptimized(compiler[0], isa), [isa for isa in ISAS if isa not in isas])
+            subprocess.run([*compiler, *FLAGS, *SOURCES, *optimized, *others, "-o", to / "driver"], check=True)
 
     folder = once(f"driver_{request.param.replace(' ', '_')}", sources, settings, compiler[0], make)
     return [*runner, str(folder / "driver")], isas
@@ -93,17 +94,8 @@ def raw(x: torch.Tensor) -> bytes:
 def input_of(case: Case, x: dict[str, Any], dout: torch.Tensor, dlse: torch.Tensor) -> bytes:
     """One call as the driver reads it."""
     drop = case.dropout_p
-    settings = [
-        case.B,
-        case.H,
-        case.L,
-        case.M,
-        case.D,
-        x["r"].size(1),
-        x["zero_row"],
-        0 if case.causal else case.S,
-        case.S if case.window is None else case.window - 1,
-    ]
+    settings = [case.B, case.H, case.L, case.M, case.D, case.T, case.zero_row, 0 if case.causal else case.S]
+    settings += [case.S if case.window is None else case.window - 1]
     settings += [x["q"].dtype == torch.bfloat16, 3, drop_threshold(drop) if drop else 0]
     settings += [int(x["dropout_seed"]) if drop else 0, x["start"] is not None, x["end"] is not None]
     given = np.array(settings, dtype=np.int64).tobytes()
@@ -123,14 +115,13 @@ def run(command: list[str], isa: str, given: bytes) -> subprocess.CompletedProce
 def test_driver_agrees_with_the_reference(build: tuple[list[str], list[str]], case: Case, dtype: torch.dtype) -> None:
     command, isas = build
     x = make_inputs(case, dtype)
-    names = ["q", "k", "v", "r", "content_bias", "position_bias", "k_mem", "v_mem"]
-    exact = {n: t.detach().double().requires_grad_() if n in names else t for n, t in x.items()}
+    exact = in_float64(x)
     out, lse = rel_attention(**as_call(exact), return_lse=True, backend="reference")
     dout, dlse = torch.randn(out.shape).to(dtype), torch.randn(lse.shape)
-    seen = lse.isfinite()
-    loss = (out * dout.double()).sum() + (lse.masked_fill(~seen, 0.0) * dlse.double()).sum()
-    order = {"lse": lse, "out": out}
-    order |= dict(zip(names, torch.autograd.grad(loss, [exact[n] for n in names]), strict=True))
+    loss = (out * dout.double()).sum() + (lse.where(lse.isfinite(), 0.0) * dlse.double()).sum()
+    grads = dict(zip(leaves(exact), torch.autograd.grad(loss, list(leaves(exact).values())), strict=True))
+    order = ("q", "k", "v", "r", "content_bias", "position_bias", "k_mem", "v_mem")
+    wanted = {"lse": lse, "out": out} | {name: grads[name] for name in order}
     given = input_of(case, x, dout, dlse)
 
     results: dict[str, dict[str, torch.Tensor]] = {}
@@ -140,13 +131,13 @@ def test_driver_agrees_with_the_reference(build: tuple[list[str], list[str]], ca
         assert done.stderr.decode().strip() == isa
         results[isa] = {}
         at = 0
-        for name, want in order.items():
+        for name, want in wanted.items():
             kind = torch.float32 if name == "lse" else dtype
             size = want.numel() * kind.itemsize
             got = torch.frombuffer(bytearray(done.stdout[at : at + size]), dtype=kind).view(want.shape).double()
             at += size
             require_close(got, want, name, dtype, minimum=0.0)
-            # The same roundings to bfloat16; another order of sums, which may turn one.
+            # The same roundings to bfloat16; the order of sums differs, which may change one.
             if isa == "emulated_bf16" and "neon_bf16" in results:
                 maximum = OF_ROUNDING[kind] * largest(want)
                 torch.testing.assert_close(results["neon_bf16"][name], got, rtol=0, atol=maximum)
@@ -166,8 +157,8 @@ def test_bf16_instructions_run_where_an_arm_processor_has_them(build: tuple[list
     assert "TXL_KERNELS_ISA=neon_bf16: this processor does not have it" in refused.stderr.decode()
 
 
-def test_a_race_would_be_seen(tmp_path: Path) -> None:
-    """The sanitizer build and its options do report: two threads of a loop write to one place."""
+def test_thread_sanitizer_reports_a_race(tmp_path: Path) -> None:
+    """Two threads of a loop write to one variable."""
     need("g++")
     source = tmp_path / "race.cpp"
     source.write_text(
@@ -184,12 +175,9 @@ def test_a_race_would_be_seen(tmp_path: Path) -> None:
         "  return sum == 1000;\n"
         "}\n"
     )
-    program = tmp_path / "race"
-    compiler = BUILDS["thread-sanitizer"][0]
-    files = [str(source), str(CPU / "runtime.cpp")]
-    subprocess.run([*compiler, *FLAGS, *files, "-o", str(program)], check=True)
-    environment = os.environ | {"TSAN_OPTIONS": "halt_on_error=1"}
-    done = subprocess.run([str(program)], capture_output=True, env=environment, timeout=60)
+    program, compiler = tmp_path / "race", BUILDS["thread-sanitizer"][0]
+    subprocess.run([*compiler, *FLAGS, source, CPU / "runtime.cpp", "-o", program], check=True)
+    done = run([str(program)], "", b"")
     assert done.returncode != 0
     assert b"data race" in done.stderr
 
@@ -200,7 +188,7 @@ def symbols(file: Path, tools: str, *options: str) -> str:
 
 
 def weak_code(file: Path, tools: str = "") -> list[str]:
-    """Functions of an object that the linker may give to others in place of theirs."""
+    """Functions of an object that the linker may use for other objects, too."""
     lines = symbols(file, tools, "--format=sysv").splitlines()
     rows = [[cell.strip() for cell in line.split("|")] for line in lines if line.count("|") >= 6]
     return [row[0] for row in rows if row[2] in "WVu" and row[-1].startswith(".text")]
@@ -211,20 +199,16 @@ x86_64 = pytest.mark.skipif(platform.machine() != "x86_64", reason="most instruc
 
 @x86_64
 @pytest.mark.parametrize("isa", [*NEWER, *NEWER_ARM])
-def test_no_code_of_a_newer_processor_is_linked_elsewhere(isa: str) -> None:
-    """Unoptimised, nothing is inlined: whatever inline function or template of a header is used
-    between the pragmas shows."""
+def test_code_of_newer_processors_is_not_shared(isa: str) -> None:
+    """Without optimization, each inline function and template between the pragmas is a symbol."""
     tools = "aarch64-linux-gnu-" if isa in NEWER_ARM else ""
-    need(f"{tools}g++")
-    sources, compiler = [CPU, *sorted(CPU.parent.glob("*.h"))], f"{tools}g++"
-    folder = once(f"object_{isa}", sources, FLAGS, compiler, lambda to: compile_isa([compiler, "-O0"], isa, to))
-    target = folder / f"{isa}.o"
+    target = unoptimized(f"{tools}g++", isa)
     assert f"T txl::isa_{isa}::forward(" in symbols(target, tools)
     assert weak_code(target, tools) == []
 
 
 @x86_64
-def test_such_code_would_be_seen(tmp_path: Path) -> None:
+def test_shared_code_is_found(tmp_path: Path) -> None:
     need("g++")
     source = tmp_path / "planted.cpp"
     planted = (

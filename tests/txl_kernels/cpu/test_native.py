@@ -1,10 +1,7 @@
-"""The C++ backend beyond its values: every instruction set, threads, determinism, fork, several
-callers at once."""
+"""The C++ backend: every instruction set, threads, determinism, fork, concurrent calls."""
 
 import multiprocessing
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,22 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from cases import Case, as_call, as_fields, make_inputs
+from cases import TILES, Case, as_call, as_fields, make_inputs
 from oracle import gradients, matches_the_reference
+from processes import run_python
 
 from txl_kernels import prepare, rel_attention
 from txl_kernels.backends import cpu, native_modules
 
 ISAS = cpu.native.module.isas(True)
-CASE = Case("long", B=2, H=3, L=130, M=210, D=40, intervals="filled", dropout_p=0.1)
-# Position queries, grouped heads, a table that ends, sinks.
-GROUPS = [
-    Case("groups", B=1, H=6, Hkv=2, L=110, M=700, D=40, Dp=16, rows=150, outside="zero", sink="heads"),
-    Case("groups, few queries", H=6, Hkv=2, L=3, M=1300, D=35, Dp=9, rows=150, outside="zero", sink="queries"),
-    Case("groups, random intervals", H=4, Hkv=1, L=60, M=330, D=16, Dv=21, Dp=40, intervals="random", dropout_p=0.1),
-    Case("groups, few, random intervals", H=5, Hkv=1, L=4, M=700, D=21, Dv=70, intervals="random", tables="both"),
-    Case("groups with own tables, parts", B=1, H=4, Hkv=2, L=400, M=900, D=16, causal=False, window=(500, 20)),
-]
+CASE = TILES[0]
 
 
 @pytest.fixture(params=ISAS)
@@ -51,29 +41,13 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    "case",
-    [
-        CASE,
-        Case("few", L=3, M=600, D=70),
-        Case("odd", B=1, H=1, D=5, L=61),
-        Case("parts of keys", B=1, H=1, L=410, M=1800, D=16, intervals="random", dropout_p=0.1),
-        Case("keys that no query sees", B=1, H=1, L=40, M=2000, D=16, window=150),
-        Case("many heads", B=8, H=4, L=100, M=150, D=8),
-        Case("many batch rows", B=40, H=2, L=20, M=50, D=24, intervals="filled", dropout_p=0.1),
-        Case("many batch rows, few queries", B=70, H=1, L=2, M=90, D=19, intervals="random"),
-        Case("few queries, many chunks", B=1, H=2, L=4, M=1300, D=33, causal=False, window=700),
-        Case("wide, both ways", B=2, H=1, L=100, M=20, D=130, causal=False, intervals="random"),
-        *GROUPS,
-    ],
-    ids=str,
-)
-def test_every_isa_agrees_with_the_reference(isa: str, case: Case, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("case", TILES, ids=str)
+def test_every_isa_matches_the_reference(isa: str, case: Case, dtype: torch.dtype) -> None:
     assert cpu.native.module.isa() == isa
     matches_the_reference(case, dtype, "native", minimum=0.0)
 
 
-def test_this_machine_runs_more_than_the_baseline() -> None:
+def test_instruction_sets_of_this_processor() -> None:
     assert "baseline" in ISAS
     if os.environ.get("TESTS_REQUIRE_TOOLS") == "1":  # an install of `make`
         assert {"emulated_bf16", "emulated_amx"} <= set(ISAS)
@@ -92,19 +66,14 @@ def test_this_machine_runs_more_than_the_baseline() -> None:
 
 
 def test_environment_forces_an_isa() -> None:
-    """One that is not the best, and none at all; what each computes, `isa` shows."""
     code = "from txl_kernels.backends import cpu; print(cpu.module().isa())"
-
-    def told(name: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | {"TXL_KERNELS_ISA": name}
-        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-
-    assert told("baseline").stdout.strip() == "baseline"
-    assert "TXL_KERNELS_ISA=mmx is not known; this build has" in told("mmx").stderr
+    assert run_python(code, TXL_KERNELS_ISA="baseline") == "baseline"
+    with pytest.raises(AssertionError, match="TXL_KERNELS_ISA=mmx is not known; this build has"):
+        run_python(code, TXL_KERNELS_ISA="mmx")
 
 
 @pytest.mark.skipif("amx" not in ISAS, reason="needs AMX")
-def test_registers_that_the_system_keeps_are_told() -> None:
+def test_amx_without_permission_is_reported() -> None:
     """A signal stack too small for AMX's registers makes Linux refuse them."""
     code = """
 import ctypes, mmap
@@ -116,18 +85,15 @@ assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(at, 0, 8192)), None) == 
 from txl_kernels.diagnosis import report
 print(report())
 """
-    for asked, said in (("", "the system does not let this process use amx: "), ("amx", "ISA=amx: the system does")):
-        environment = os.environ | {"TXL_KERNELS_ISA": asked}
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-        )
-        assert said in done.stdout + done.stderr
+    assert "the system does not let this process use amx: " in run_python(code)
+    with pytest.raises(AssertionError, match="ISA=amx: the system does"):
+        run_python(code, TXL_KERNELS_ISA="amx")
 
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize(
     "case",
-    [CASE, Case("parts of keys", B=1, H=1, L=300, M=1500, D=16), Case("decode", B=1, H=1, L=2, M=3000), *GROUPS],
+    [CASE, Case("parts of keys", B=1, H=1, L=300, M=1500, D=16), Case("decode", B=1, H=1, L=2, M=3000), *TILES[-5:]],
     ids=str,
 )
 def test_same_bits_at_any_thread_count(case: Case) -> None:
@@ -167,14 +133,14 @@ def tasks() -> set[str]:
 
 
 @pytest.mark.usefixtures("own_threads")
-def test_own_threads_are_kept() -> None:
+def test_own_threads_are_reused() -> None:
     before = tasks()
-    cpu.native.module.fma(1000, 9)  # more than any test has asked for
-    kept = tasks()
-    assert kept > before
+    cpu.native.module.fma(1000, 9)  # more than any test has used
+    started = tasks()
+    assert started > before
     for count in (2, 9, 5):
         cpu.native.module.fma(1000, count)
-        assert tasks() == kept
+        assert tasks() == started
 
 
 @pytest.mark.parametrize("pool", ["torch's", "own"])
@@ -222,7 +188,7 @@ def test_fork_after_use(pool: str, request: pytest.FixtureRequest) -> None:
 
 
 def test_fork_before_use() -> None:
-    """The parent has used torch's pool, but no kernel; the child must not wait for that pool."""
+    """The parent has used torch's pool, but no kernel. The child must not wait for that pool."""
     code = """
 import multiprocessing, torch
 import txl_kernels
@@ -244,13 +210,11 @@ finally:
     child.kill()
 assert got == txl_kernels.rel_attention(q, q, q, r, u, u, backend="native").numpy().tobytes()
 """
-    environment = os.environ | {"OMP_NUM_THREADS": "2"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_python(code, OMP_NUM_THREADS="2")
 
 
 @pytest.mark.parametrize("length", [1, 7])
-def test_scores_that_overflow_to_minus_infinity_weigh_nothing(isa: str, length: int) -> None:
+def test_scores_that_overflow_to_minus_infinity(isa: str, length: int) -> None:
     """Whole tiles and parts of them, before keys whose scores are finite."""
     q = torch.full((1, 1, length, 8), 1e10)
     k_mem, v_mem = torch.zeros(1, 1, 2000, 8), torch.randn(1, 1, 2000, 8)
@@ -263,8 +227,8 @@ def test_scores_that_overflow_to_minus_infinity_weigh_nothing(isa: str, length: 
     torch.testing.assert_close(got_lse, want_lse)
 
 
-def test_exp_is_as_exact_as_its_argument(isa: str) -> None:
-    """Within 2^-23 of e^0; elsewhere what rounding x * log2(e) leaves."""
+def test_exp(isa: str) -> None:
+    """The relative error is at most 2^-23 (1 + |x|), as rounding x * log2(e) leaves it."""
     x = torch.cat([torch.linspace(-87, 0, 1_000_001), torch.linspace(-1, 1, 100_001)])
     y = torch.empty_like(x)
     cpu.native.module.exp(x.data_ptr(), y.data_ptr(), x.numel())
@@ -280,9 +244,8 @@ def test_exp_is_as_exact_as_its_argument(isa: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("height", [13.0, 15.0, 60.0, 300.0])
-def test_scores_that_rise_far_above_the_first_ones(isa: str, height: float, dtype: torch.dtype) -> None:
-    """Planted in other tiles, rows and lanes: weights are formed anew where a score is more than 14
-    above."""
+def test_scores_far_above_the_first_ones(isa: str, height: float, dtype: torch.dtype) -> None:
+    """In other tiles, rows and lanes: weights are rescaled where a score is more than 14 higher."""
     torch.manual_seed(0)
     length, memory_len, width = 40, 600, 16
     q = torch.randn(1, 2, length, width)
@@ -304,7 +267,7 @@ def test_scores_that_rise_far_above_the_first_ones(isa: str, height: float, dtyp
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR tensor support")
-def test_what_has_no_strides_has_no_facts() -> None:
+def test_tensors_without_strides_have_no_metadata() -> None:
     assert cpu.native.module.tensor_metadata(torch.eye(3).to_sparse()) is None
     assert cpu.native.module.tensor_metadata(torch.eye(3).to_sparse_csr()) is None
     if torch.backends.mkldnn.is_available():
@@ -313,10 +276,10 @@ def test_what_has_no_strides_has_no_facts() -> None:
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_a_torch_without_the_c_functions(backward: bool) -> None:
-    """Python is asked instead, and every call takes the dispatcher: the same bits."""
+def test_torch_without_the_c_functions(backward: bool) -> None:
+    """Python reads the tensors, and calls take the dispatcher: the same bits."""
     module = cpu.native.module
-    inputs = make_inputs(Case("", L=9, M=7, layout="lbhd", intervals="filled", dropout_p=0.2), torch.float32)
+    inputs = make_inputs(Case(L=9, M=7, layout="lbhd", intervals="filled", dropout_p=0.2), torch.float32)
 
     def run() -> list[torch.Tensor]:
         with torch.set_grad_enabled(backward):
@@ -337,8 +300,8 @@ def test_a_torch_without_the_c_functions(backward: bool) -> None:
         assert torch.equal(a, b)
 
 
-def test_functions_of_another_torch_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of them exchanged: what they say of a tensor is not what Python says."""
+def test_wrong_c_functions_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of them exchanged: their results differ from Python's."""
     module = cpu.native.module
     real = native_modules.address_of
     swapped = {"aoti_torch_get_sizes": "aoti_torch_get_strides", "aoti_torch_get_strides": "aoti_torch_get_sizes"}
@@ -352,16 +315,14 @@ def test_functions_of_another_torch_are_not_believed(monkeypatch: pytest.MonkeyP
     assert module.tensor_metadata(torch.ones(2, 3)) is not None
 
 
-# A program's beginning: `plan.forward(call, out, lse, threads, seed)` is one call of the module
-# alone.
+# The beginning of a program: `plan.forward(call, out, lse, threads, seed)` then calls the module.
 ONE_PLAN = """
-import torch
-from txl_kernels.backends import cpu, native_modules
-from txl_kernels.call import Call
-q = torch.randn(1, 4, 256, 64)
-bias = q[0, :, 0].contiguous()
-call = Call(q, q, q, torch.randn(4, 256, 64), bias, bias, *(None,) * 9, 0, 0, 0.1, 0.0, 0.0, 0.1, False)
-out, lse = torch.empty_like(q), torch.empty(1, 4, 256)
+import sys, torch
+sys.path.insert(0, "tests/support")
+from cases import Case, as_fields, make_inputs
+from txl_kernels.backends import cpu
+call = as_fields(make_inputs(Case(B=1, H=4, L=256, M=0, D=64), torch.float32))
+out, lse = torch.empty_like(call.q), torch.empty(1, 4, 256)
 plan = cpu.make_plan(call, out)
 """
 
@@ -372,7 +333,7 @@ def test_shutdown_while_threads_compute() -> None:
     Only the module is called: torch's own operators abort there ("terminate called without an
     active exception").
     """
-    code = f"""{ONE_PLAN}
+    code = """
 import threading, time
 calls = []
 def work():
@@ -384,29 +345,26 @@ for _ in range(2):
 while len(calls) < 3:
     time.sleep(0.01)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python(ONE_PLAN + code)
 
 
-def test_a_call_while_the_interpreter_ends() -> None:
-    """From a destructor, on the thread that ends it: it must get the GIL back."""
-    code = f"""{ONE_PLAN}
-import os, sys
+def test_call_while_the_interpreter_ends() -> None:
+    """A destructor calls on the thread that ends the interpreter, and must get the GIL back."""
+    code = """
+import os
 class Late:
     def __del__(self, plan=plan, call=call, out=out, lse=lse, write=os.write, ending=sys.is_finalizing):
         plan.forward(call, out, lse, 2, 0)
         write(1, str(ending()).encode())
 sys.late = Late()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
+    assert run_python(ONE_PLAN + code) == "True"
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two processors")
 @pytest.mark.parametrize("sizes", ["2048, 1024, True", "1, 400_000, False"], ids=["backward", "decode"])
-def test_one_head_keeps_every_thread_busy(sizes: str) -> None:
-    """Forward, backward and decode split over more than (b, h): the other thread does a good part
-    of the work."""
+def test_one_head_is_split_over_threads(sizes: str) -> None:
+    """Forward, backward and decode of one head: the other thread does a good part of the work."""
     code = f"""
 import time, torch
 from txl_kernels import rel_attention
@@ -424,11 +382,7 @@ for _ in range(5):
     shares.append((time.thread_time() - own) / (time.process_time() - everyone))
 print(min(shares))
 """
-    waiting_costs_nothing = os.environ | {"OMP_WAIT_POLICY": "passive"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=waiting_costs_nothing
-    )
-    assert float(done.stdout) < 0.75
+    assert float(run_python(code, OMP_WAIT_POLICY="passive")) < 0.75  # waiting takes no processor time
 
 
 def test_memory_grows_linearly() -> None:
@@ -446,5 +400,4 @@ before = peak()
 rel_attention(q, k, v, r, u, u, (km, vm), backend="native").sum().backward()
 print(peak() - before)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 160, "MiB"
+    assert float(run_python(code)) < 160, "MiB"

@@ -1,17 +1,17 @@
-"""The CUDA kernels on a GPU: real sizes, 64-bit offsets, no synchronisation, graphs, streams, the
-same bits."""
+"""The CUDA kernels on a GPU: real sizes, 64-bit offsets, no synchronization, graphs, streams,
+determinism."""
 
 from typing import Any
 
 import pytest
 import torch
-from cases import Case, as_call, make_inputs
+from cases import Case, as_call, in_float64, make_inputs
 from gpu_helpers import memory_beyond_31_bits
 
 from txl_kernels import rel_attention
 
 pytestmark = pytest.mark.gpu
-UNIT = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
 def run(inputs: dict[str, Any], backend: str = "cuda") -> tuple[torch.Tensor, torch.Tensor]:
@@ -19,25 +19,21 @@ def run(inputs: dict[str, Any], backend: str = "cuda") -> tuple[torch.Tensor, to
         return rel_attention(**as_call(inputs), return_lse=True, backend=backend)
 
 
-def double(inputs: dict[str, Any]) -> dict[str, Any]:
-    return {n: x.double() if torch.is_tensor(x) and x.is_floating_point() else x for n, x in inputs.items()}
-
-
-def assert_right(case: Case, dtype: torch.dtype) -> None:
+def assert_equals_reference(case: Case, dtype: torch.dtype) -> None:
     inputs = make_inputs(case, dtype)
-    for got, want in zip(run(inputs), run(double(inputs), "reference"), strict=True):
+    for got, want in zip(run(inputs), run(in_float64(inputs), "reference"), strict=True):
         seen = want.isfinite()
         assert torch.equal(got.isfinite(), seen)
         error = (got.double() - want)[seen].norm()
-        assert error <= 10 * UNIT[dtype] * want[seen].norm() + UNIT[dtype], f"error {error:.3e}"
+        assert error <= 10 * TOLERANCE[dtype] * want[seen].norm() + TOLERANCE[dtype], f"error {error:.3e}"
 
 
-@pytest.mark.parametrize("dtype", UNIT, ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("width", [8, 24, 64, 80, 128, 136, 256])
 @pytest.mark.parametrize("length", [1, 3, 16])
-def test_sizes(length: int, width: int, dtype: torch.dtype) -> None:
-    assert_right(Case("", B=2, H=3, L=length, M=1500, D=width), dtype)
-    assert_right(Case("", B=150, H=4, L=length, M=150, D=width), dtype)  # keys in one part
+def test_head_widths(length: int, width: int, dtype: torch.dtype) -> None:
+    assert_equals_reference(Case(B=2, H=3, L=length, M=1500, D=width), dtype)
+    assert_equals_reference(Case(B=150, H=4, L=length, M=150, D=width), dtype)  # keys in one part
 
 
 @pytest.mark.parametrize("options", [
@@ -47,18 +43,18 @@ def test_sizes(length: int, width: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("sizes", [(1, 800), (1, 3800), (16, 3800), (1, 32768)], ids=str)
 def test_options_at_real_sizes(sizes: tuple[int, int], options: dict[str, Any]) -> None:
     length, memory = sizes
-    assert_right(Case("", B=8, H=4, L=length, M=memory, D=64, **options), torch.bfloat16)
+    assert_equals_reference(Case(B=8, H=4, L=length, M=memory, D=64, **options), torch.bfloat16)
 
 
 def test_more_than_2_to_the_31_elements() -> None:
-    """Only a window at the end of the memory is seen, which a slice holds too."""
+    """A window sees only the end of the memory, which a slice holds, too."""
     (q, k, v, r, bias), *memories = memory_beyond_31_bits(4, window=300)
     far, near = (rel_attention(q, k, v, r, bias, bias, memory, window=300, backend="cuda") for memory in memories)
     torch.testing.assert_close(far, near, rtol=1e-2, atol=1e-2)
 
 
-def test_the_same_bits_20_times() -> None:
-    inputs = make_inputs(Case("", B=2, H=4, L=3, M=3800, D=64), torch.bfloat16)
+def test_results_are_deterministic() -> None:
+    inputs = make_inputs(Case(B=2, H=4, L=3, M=3800, D=64), torch.bfloat16)
     first = run(inputs)
     for _ in range(19):
         for a, b in zip(first, run(inputs), strict=True):
@@ -66,8 +62,8 @@ def test_the_same_bits_20_times() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
-def test_nothing_waits_for_the_device() -> None:
-    inputs = make_inputs(Case("", B=2, H=2, L=4, M=600, D=64, intervals="filled"), torch.bfloat16)
+def test_no_device_synchronization() -> None:
+    inputs = make_inputs(Case(B=2, H=2, L=4, M=600, D=64, intervals="filled"), torch.bfloat16)
     try:
         torch.cuda.set_sync_debug_mode("error")
         run(inputs)
@@ -75,9 +71,9 @@ def test_nothing_waits_for_the_device() -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_another_stream_is_used() -> None:
-    """The call waits in its stream behind what fills its inputs there."""
-    inputs = make_inputs(Case("", B=8, H=8, L=1, M=3800, D=64), torch.float32)
+def test_current_stream_is_used() -> None:
+    """The call waits for the work on its stream that fills its inputs."""
+    inputs = make_inputs(Case(B=8, H=8, L=1, M=3800, D=64), torch.float32)
     want, stream = run(inputs)[0], torch.cuda.Stream()
     keys = inputs["k_mem"].detach().clone()
     inputs["k_mem"] = torch.full_like(keys, torch.nan)
@@ -91,10 +87,10 @@ def test_another_stream_is_used() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 8])
-def test_graphs(length: int) -> None:
+def test_cuda_graph(length: int) -> None:
     """A captured call replays on new keys and on bounds that moved."""
-    case = Case("", B=2, H=4, L=length, M=500, D=64, intervals="filled")
-    inputs, other = make_inputs(case, torch.bfloat16), make_inputs(Case(**{**vars(case), "seed": 9}), torch.bfloat16)
+    case = Case(B=2, H=4, L=length, M=500, D=64, intervals="filled")
+    inputs, other = make_inputs(case, torch.bfloat16), make_inputs(case.but(seed=9), torch.bfloat16)
     run(inputs)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -1,5 +1,5 @@
-"""What nvcc makes of the Hopper kernels, run by tools/ptx: values, gradients, races, bounds, loads
-and products that are not waited for; and whether faults planted in their source are noticed."""
+"""nvcc's PTX of the Hopper kernels, executed by tools/ptx: values, gradients, races, bounds,
+missing waits for loads and products; faults planted in the source are detected."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"),
 ]
-DTYPES = (torch.float16, torch.bfloat16)  # the other way round than in test_hopper.py
+DTYPES = (torch.float16, torch.bfloat16)  # in the other order than in test_hopper.py
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +44,12 @@ def kernels(module: PtxModule, compiled: list[str], monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("kernels", "nan_filled")
 @pytest.mark.parametrize(("case", "dtype"), [(case, DTYPES[n % 2]) for n, case in enumerate(HOPPER)], ids=str)
-def test_contract(case: Case, dtype: torch.dtype) -> None:
+def test_values_and_gradients(case: Case, dtype: torch.dtype) -> None:
     matches_the_reference(case, dtype, "cuda")
 
 
-def test_a_build_with_a_limit_stops_a_wait_that_lasts_longer(tmp_path: Path, compiled: list[str]) -> None:
-    """In every kernel that waits; that it stops in time only a device shows."""
+def test_build_with_a_limit_ends_long_waits(tmp_path: Path, compiled: list[str]) -> None:
+    """Every kernel that waits has a trap. Only a device shows that it ends in time."""
     limited = compile_ptx(tmp_path, "sm_90a", CSRC, ("hopper/*_bf16.cu",), options=("-DTXL_CLOCK_LIMIT=1000",))
     kernels = [kernel for text in limited for kernel in text.split(".visible .entry")[1:]]
     assert sum("mbarrier.try_wait" in x for x in kernels) == 6  # three of each width
@@ -78,7 +78,7 @@ def test_split_keys(case: Case, module: PtxModule, monkeypatch: pytest.MonkeyPat
     [("forward", fault) for fault in FORWARD] + [("backward", fault) for fault in BACKWARD],
     ids=str,
 )
-def test_a_planted_fault_is_noticed(
+def test_planted_fault_is_detected(
     direction: str, fault: Hopper, module: PtxModule, compiled: list[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -96,5 +96,5 @@ def test_a_planted_fault_is_noticed(
     if fault.seen == "values":
         assert wrong
         return
-    assert faults or (wrong and not fault.seen), "not noticed"
+    assert faults or (wrong and not fault.seen), "not detected"
     assert any(fault.seen in str(x) for x in faults) or not fault.seen, faults[0]

@@ -1,37 +1,36 @@
-"""The CUDA module where there is no GPU, how it is chosen, and what is said of it."""
+"""The CUDA module without a GPU, and the choice between backends."""
 
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cases import Case, as_call, as_fields, make_inputs
-from cuda_emulation import call_nowhere, plan_of
+from cuda_emulation import meta_call, plan_of
+from processes import ROOT, run_python
 
 from txl_kernels import available_backends, backends, rel_attention
 from txl_kernels.backends import cuda, native_modules, self_check, triton
 from txl_kernels.diagnosis import report
 
-ROOT = Path(__file__).resolve().parents[3]
 built = pytest.mark.skipif(cuda.native.module is None, reason=f"needs the CUDA module: {cuda.native.why_not_loaded}")
 
 
 @pytest.fixture
 def inputs() -> dict[str, Any]:
-    return as_call(make_inputs(Case("", L=1, M=5, D=8), torch.float32))
+    return as_call(make_inputs(Case(L=1, M=5, D=8), torch.float32))
 
 
 @built
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_it_imports_without_a_driver_and_says_so() -> None:
+def test_module_without_a_driver() -> None:
     assert cuda.native.module.no_driver() == "no usable NVIDIA driver"
     assert "no usable NVIDIA driver" in report()
     for queries, dtype in ((1, torch.float32), (17, torch.bfloat16)):
-        call, plan = call_nowhere(1, 1, queries, 0, 8, dtype), plan_of(1, 1, queries, 0, 8, dtype)
+        call, plan = meta_call(1, 1, queries, 0, 8, dtype), plan_of(1, 1, queries, 0, 8, dtype)
         with pytest.raises(RuntimeError, match="CUDA: "):
             plan.forward(call, call.q, None, 0, 0)
         with pytest.raises(RuntimeError, match="CUDA: "):
@@ -39,19 +38,19 @@ def test_it_imports_without_a_driver_and_says_so() -> None:
 
 
 @built
-def test_the_module_refuses_sizes_it_has_no_kernels_for() -> None:
+def test_module_refuses_sizes_without_kernels() -> None:
     for sizes in ((1, 1, 17, 0, 8), (1, 1, 1, 0, 12), (2**31, 2, 1, 0, 8)):
         with pytest.raises(ValueError, match=r"kernels do not take|a grid of blocks"):
             plan_of(*sizes)
 
 
-def test_asked_for_on_a_cpu_it_says_where_it_runs(inputs: dict[str, Any]) -> None:
+def test_cpu_tensors_are_refused(inputs: dict[str, Any]) -> None:
     with torch.no_grad(), pytest.raises(RuntimeError, match="backend='cuda' cannot run: cuda runs on CUDA devices"):
         rel_attention(**inputs, backend="cuda")
     assert "cuda" not in available_backends("cpu")
 
 
-def test_a_missing_module_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_module_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("txl_kernels.backends.native_modules.PACKAGE", tmp_path)
     monkeypatch.setattr("txl_kernels.backends.native_modules.SOURCES", tmp_path)
     (tmp_path / "_cuda_missing.txt").write_text("built without it\n")
@@ -61,14 +60,14 @@ def test_a_missing_module_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert cuda.why_not_tensors(torch.device("cuda"), torch.float32) == "built without it"
 
 
-def test_it_is_chosen_where_it_is_faster(inputs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a few queries, and on compute capability 9.0 in 16 bits for many and for gradients."""
+def test_choice_of_the_fastest_backend(inputs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "cuda" for decode; on compute capability 9.0 in 16 bits also for prefill and gradients."""
     monkeypatch.setattr(cuda, "why_not_tensors", lambda *args: None)
     monkeypatch.setattr(triton, "why_not_tensors", lambda *args: None)
     monkeypatch.setattr(backends.cpu, "why_not_tensors", lambda *args: "not here")
 
     def chosen(length: int, dtype: torch.dtype = torch.float32) -> str:
-        return backends.choose(None, as_fields(make_inputs(Case("", L=length, M=5, D=8), dtype)))
+        return backends.choose(None, as_fields(make_inputs(Case(L=length, M=5, D=8), dtype)))
 
     for capability in ((8, 0), cuda.HOPPER):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None, found=capability: found)
@@ -78,7 +77,7 @@ def test_it_is_chosen_where_it_is_faster(inputs: dict[str, Any], monkeypatch: py
             assert [chosen(length, torch.bfloat16) for length in (1, 5, 50)] == [
                 "cuda", "triton", "cuda" if is_hopper else "triton",
             ]  # fmt: skip
-        assert chosen(1) == chosen(50) == "triton"  # gradients are asked for
+        assert chosen(1) == chosen(50) == "triton"  # with gradients
         assert chosen(50, torch.bfloat16) == ("cuda" if is_hopper else "triton")
         wanted = {(False, True): "cuda" if is_hopper else "triton", (True, False): "cuda"}
         for (decode, gradients), name in wanted.items():
@@ -91,10 +90,10 @@ def test_it_is_chosen_where_it_is_faster(inputs: dict[str, Any], monkeypatch: py
     [(3, cuda.HOPPER, "cuda"), (20, cuda.HOPPER, "cuda"), (20, (8, 0), "triton")],
     ids=str,
 )
-def test_a_compiled_model_takes_it_unasked(
+def test_compiled_model_chooses_a_backend(
     length: int, capability: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The choice is traced whole, with the checks of strides that prefill needs; fake tensors."""
+    """The choice is traced without a graph break, with prefill's checks of strides."""
     from torch._subclasses import FakeTensorMode
 
     monkeypatch.setattr(cuda, "why_not_tensors", lambda *args: None)
@@ -120,10 +119,10 @@ def test_a_compiled_model_takes_it_unasked(
 
 
 @pytest.mark.parametrize(("capability", "name"), [(cuda.HOPPER, "cuda"), ((8, 0), "triton")], ids=str)
-def test_one_exported_graph_serves_all_lengths_on_a_gpu(
+def test_exported_graph_serves_all_lengths_on_a_gpu(
     capability: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No length decides which backend it is: a bound of a dimension would be refused."""
+    """No length decides which backend runs, which would bound a dimension of the graph."""
     from torch._subclasses import FakeTensorMode
 
     class Attention(torch.nn.Module):
@@ -143,13 +142,13 @@ def test_one_exported_graph_serves_all_lengths_on_a_gpu(
     assert f"'{name}')" in program.graph_module.code.split("txl_kernels.rel_attention.default")[1].split(";")[0]
 
 
-def test_a_compiled_short_call_is_checked_as_decode_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_decode_call_is_checked_as_decode_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """On other GPUs the module has no kernels for many queries, and their check would fail."""
     asked: list[bool] = []
     monkeypatch.setattr(self_check, "concerns", lambda device: True)
     monkeypatch.setattr(self_check, "why_not_trusted", lambda kernels, kind: asked.append(kind.decode))
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    call = as_fields(make_inputs(Case("", L=3, M=5, D=8), torch.bfloat16))
+    call = as_fields(make_inputs(Case(L=3, M=5, D=8), torch.bfloat16))
     for capability, wanted in (((8, 0), [True]), (cuda.HOPPER, [False, True])):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None, found=capability: found)
         asked.clear()
@@ -157,7 +156,7 @@ def test_a_compiled_short_call_is_checked_as_decode_alone(monkeypatch: pytest.Mo
         assert asked == wanted
 
 
-BUILDS = [  # TXL_KERNELS_CUDA, CUDACXX, and what setup.py says
+BUILDS = [  # TXL_KERNELS_CUDA, CUDACXX, and the output of setup.py
     ("on", "/nonexistent/nvcc", "failed: TXL_KERNELS_CUDA=on, but no CUDA compiler found"),
     ("perhaps", "nvcc", "failed: TXL_KERNELS_CUDA must be auto, on or off, got 'perhaps'"),
     ("on", "false", "failed: .* cannot compile for sm_100, which takes CUDA 12.8 or newer"),
@@ -166,7 +165,7 @@ BUILDS = [  # TXL_KERNELS_CUDA, CUDACXX, and what setup.py says
 ]
 
 
-def test_what_a_build_decides() -> None:
+def test_builds_with_and_without_cuda() -> None:
     code = f"""
 import os, setuptools, sys
 sys.argv = ["setup.py", "--version"]
@@ -178,9 +177,9 @@ for setting, compiler, _ in {BUILDS}:
     except SystemExit as error:
         print("failed:", error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    for line, (*_, said) in zip(done.stdout.splitlines()[-len(BUILDS) :], BUILDS, strict=True):
-        assert re.match(said, line), line
+    lines = run_python(code).splitlines()[-len(BUILDS) :]
+    for line, (*_, message) in zip(lines, BUILDS, strict=True):
+        assert re.match(message, line), line
 
 
 DEVICES = """
@@ -198,7 +197,7 @@ int main() {
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-def test_a_device_is_set_only_where_it_changes(tmp_path: Path) -> None:
+def test_device_is_set_only_where_it_changes(tmp_path: Path) -> None:
     """Setting one creates its context."""
     (tmp_path / "devices.cpp").write_text(DEVICES)
     program, folder = tmp_path / "devices", ROOT / "csrc/cuda"

@@ -1,4 +1,4 @@
-"""What the SIMT emulation notices: barriers taken out one by one, and wrong shuffles."""
+"""Faults that the SIMT emulation detects: each barrier left out, and wrong shuffles."""
 
 import os
 import shutil
@@ -19,19 +19,17 @@ BARRIERS = [
 ]
 
 
-def test_every_mark_has_its_fault(tmp_path: Path) -> None:
+def test_every_mark_has_a_fault(tmp_path: Path) -> None:
     faults = [(fault.name, fault.edit) for fault in FORWARD + BACKWARD] + [(name, edit) for name, edit, _ in SHUFFLES]
     assert sorted(name for _, _, name in marks()) == sorted(name for name, _ in faults)
     for name, edit in faults:
         planted = plant(tmp_path / name, name, edit)
-        changed = [
-            path for path in planted.rglob("*.*") if path.read_text() != (CSRC / path.relative_to(planted)).read_text()
-        ]
+        changed = [x for x in planted.rglob("*.*") if x.read_text() != (CSRC / x.relative_to(planted)).read_text()]
         assert len(changed) == 1, name
 
 
 def without_barrier(folder: Path, name: str, which: int) -> Path:
-    """csrc/cuda of a copy of csrc in which one barrier of a file is taken out."""
+    """csrc/cuda of a copy of csrc without one barrier of a file."""
     csrc = copied_source(folder)
     source = csrc / f"{name}.cuh"
     parts = source.read_text().split(BARRIER)
@@ -40,12 +38,13 @@ def without_barrier(folder: Path, name: str, which: int) -> Path:
 
 
 def run(program: Path, **settings: str) -> str:
-    """What it printed: its verdict, or why the emulation or ThreadSanitizer ended it."""
+    """Return what the program prints: its result, or an error of the emulation or
+    ThreadSanitizer."""
     done = subprocess.run([program], capture_output=True, text=True, env=os.environ | settings, timeout=300)
     return done.stdout + done.stderr
 
 
-def test_the_kernels_are_right_in_any_order_of_threads(tmp_path: Path) -> None:
+def test_kernels_in_any_order_of_threads(tmp_path: Path) -> None:
     program = build_driver(tmp_path)
     assert [run(program, SIMT_ORDER=order) for order in ("forward", "reversed")] == ["right\n"] * 2
 
@@ -57,9 +56,8 @@ def test_thread_sanitizer_finds_no_race(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
-def test_the_same_program_runs_on_a_gpu(tmp_path: Path) -> None:
-    """Without one it builds, and says what is missing; with one it can run under
-    compute-sanitizer."""
+def test_driver_runs_on_a_gpu(tmp_path: Path) -> None:
+    """Without one it builds and reports that; on one it can run under compute-sanitizer."""
     program = tmp_path / "driver"
     sources = [HERE / "driver.cpp", CSRC / "decode" / "decode_launch.cu"]
     subprocess.run(["nvcc", "-std=c++17", "-arch=sm_80", "-I", CSRC, "-x", "cu", *sources, "-o", program], check=True)
@@ -68,21 +66,20 @@ def test_the_same_program_runs_on_a_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "which"), BARRIERS)
-def test_a_missing_barrier_is_a_race(tmp_path: Path, name: str, which: int) -> None:
+def test_missing_barrier_is_a_race(tmp_path: Path, name: str, which: int) -> None:
     csrc = without_barrier(tmp_path, name, which)
     assert "ThreadSanitizer: data race" in run(build_driver(tmp_path, csrc, THREADS))
 
 
-# Without the third, positions may come after the part's largest score is taken; only that, not a
-# weight's share, is off.
+# Without the third, the largest score of a part may lack positions, which changes no result.
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "which"), [barrier for barrier in BARRIERS if barrier != ("decode/part", 2)])
-def test_a_missing_barrier_gives_wrong_values(tmp_path: Path, name: str, which: int) -> None:
+def test_missing_barrier_gives_wrong_values(tmp_path: Path, name: str, which: int) -> None:
     program = build_driver(tmp_path, without_barrier(tmp_path, name, which))
     assert "wrong\n" in [run(program, SIMT_ORDER=order) for order in ("forward", "reversed")]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "edit", "seen"), SHUFFLES)
-def test_a_wrong_shuffle_is_noticed(tmp_path: Path, name: str, edit: Edit, seen: str) -> None:
+def test_wrong_shuffle_is_detected(tmp_path: Path, name: str, edit: Edit, seen: str) -> None:
     assert seen in run(build_driver(tmp_path, plant(tmp_path, name, edit)))

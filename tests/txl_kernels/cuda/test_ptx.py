@@ -1,7 +1,5 @@
-"""What nvcc makes of the CUDA kernels, run by tools/ptx: values, races, bounds.
-
-Each case on both architectures, every time in another dtype.
-"""
+"""nvcc's PTX of the CUDA decode kernels, executed by tools/ptx: values, races, bounds. Each case
+runs on both architectures, in different dtypes."""
 
 import shutil
 from collections.abc import Iterator
@@ -36,7 +34,7 @@ def kernels(architecture: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     [(case, f"sm_{80 + 10 * n}", DTYPES[(at + n) % 3]) for n in range(2) for at, case in enumerate(SOME)],
     ids=str,
 )
-def test_contract(case: Case, dtype: torch.dtype) -> None:
+def test_values(case: Case, dtype: torch.dtype) -> None:
     if dtype == torch.float32:
         matches_the_definition(case)
     else:

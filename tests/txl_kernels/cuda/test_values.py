@@ -1,5 +1,5 @@
-"""The CUDA kernels against the float64 definition: their own source run by the SIMT emulation, and
-on a GPU."""
+"""The CUDA decode kernels against the definition: their source run by the SIMT emulation, and on a
+GPU."""
 
 import itertools
 from typing import Any
@@ -40,8 +40,8 @@ def test_error_budget_of_half_precision(case: Case, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("nan_filled")
-def test_every_split_gives_the_same_answer(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case("", L=3, M=445, D=16, B=1, H=2)
+def test_any_split_of_keys(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(L=3, M=445, D=16, B=1, H=2)
     want, _ = definition(make_inputs(case))
     seen = set()
     for multiprocessors in (1, 4, 132):
@@ -54,8 +54,8 @@ def test_every_split_gives_the_same_answer(emulated: Any, monkeypatch: pytest.Mo
 
 
 def test_splits_fill_the_device(emulated: Any) -> None:
-    """8 heads of one batch row on 132 multiprocessors: a block each where there are keys for
-    all; full rounds."""
+    """8 heads on 132 multiprocessors: one block for each where there are enough keys; full
+    waves."""
     for L, M, D, dtype in itertools.product((1, 4, 16), (800, 3800, 32768), (64, 128, 256), cuda.DTYPES[:2]):
         chosen = plan_of(1, 8, L, M, D, dtype, module=emulated)
         assert chosen.parts * chosen.part_keys >= M + L
@@ -71,7 +71,7 @@ def test_splits_fill_the_device(emulated: Any) -> None:
 
 @pytest.mark.usefixtures("kernels")
 def test_bounds_out_of_range_give_nan_to_their_query_alone() -> None:
-    case = Case("", L=4, M=5, D=8)
+    case = Case(L=4, M=5, D=8)
     inputs = as_call(make_inputs(case, torch.float32))
     start = torch.zeros(2, 4, dtype=torch.int32)
     start[0, 1], start[1, 2] = -1, case.S + 1
@@ -89,19 +89,18 @@ def test_bounds_out_of_range_give_nan_to_their_query_alone() -> None:
 @pytest.mark.parametrize("bounds", [{}, {"start": [[3, 40]], "end": [[10, 52]]}], ids=["window", "two sequences"])
 @torch.no_grad()
 def test_rows_that_no_query_sees_may_hold_nan(bounds: dict[str, list[list[int]]]) -> None:
-    """Before a window, and between the intervals of two sequences in one segment."""
-    case = Case("", L=2, M=50, D=16, B=1) if bounds else Case("", L=3, M=200, D=16, B=1, window=50)
+    case = Case(L=2, M=50, D=16, B=1) if bounds else Case(L=3, M=200, D=16, B=1, window=50)
     given = {name: torch.tensor(x, dtype=torch.int32) for name, x in bounds.items()}
     ignores_what_no_query_sees(case, torch.float32, "cuda", given)
 
 
 @pytest.mark.usefixtures("kernels")
-def test_what_it_does_not_take() -> None:
+def test_refused_calls() -> None:
     def call(case: Case, dtype: torch.dtype = torch.float32) -> None:
         rel_attention(**as_call(make_inputs(case, dtype)), backend="cuda")
 
     with torch.no_grad():
-        call(Case("", L=16, D=8))
+        call(Case(L=16, D=8))
         wide = torch.zeros(1, 1, 1, 8).expand(1, 1, cuda.MAX_DECODE_KEYS, 8)
         query, bias = torch.zeros(1, 1, 1, 8), torch.zeros(1, 8)
         rows = torch.zeros(1, 1, 8).expand(1, cuda.MAX_DECODE_KEYS + 1, 8)
@@ -109,8 +108,8 @@ def test_what_it_does_not_take() -> None:
             rel_attention(query, query, query, rows, bias, bias, (wide, wide), backend="cuda")
         rel_attention(query, query, query, rows, bias, bias, (wide, wide), window=9, backend="cuda")
         with pytest.raises(RuntimeError, match="multiples of 8 up to 256, not 41"):
-            call(Case("", D=41))
+            call(Case(D=41))
         with pytest.raises(RuntimeError, match="multiples of 8 up to 256, not 264"):
-            call(Case("", D=264))
+            call(Case(D=264))
         with pytest.raises(RuntimeError, match="not float64"):
-            call(Case("", D=8), torch.float64)
+            call(Case(D=8), torch.float64)

@@ -1,24 +1,24 @@
-"""On a GPU only: large tensors, no synchronisation, graphs, the same bits, linear memory.
-`pytest -m gpu`."""
+"""The Triton kernels on a GPU: large tensors, no synchronization, graphs, determinism, linear
+memory. `pytest -m gpu`."""
 
 from typing import Any
 
 import pytest
 import torch
-from cases import TENSORS, Case, as_call, make_inputs
+from cases import TENSORS, Case, as_call, in_float64, make_inputs
 from gpu_helpers import memory_beyond_31_bits
-from oracle import gradients, is_leaf
+from oracle import gradients
 
 from txl_kernels import rel_attention
 
 pytestmark = pytest.mark.gpu
-UNIT = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
 
 def run(case: Case, dtype: torch.dtype, backend: str) -> dict[str, torch.Tensor]:
     inputs = make_inputs(case, dtype)
     if backend == "reference":
-        inputs = {n: x.detach().double().requires_grad_() if is_leaf(x) else x for n, x in inputs.items()}
+        inputs = in_float64(inputs)
     out, lse = rel_attention(**as_call(inputs), return_lse=True, backend=backend)
     return {"out": out.detach(), "lse": lse.detach()} | gradients(out, lse, inputs)
 
@@ -29,21 +29,23 @@ def assert_equals_reference(case: Case, dtype: torch.dtype) -> None:
         y = want[name].where(want[name].isfinite(), 0.0)
         assert torch.equal(x.isfinite(), want[name].isfinite()), name
         error = (x.double().where(want[name].isfinite(), 0.0) - y).norm()
-        assert error <= 10 * UNIT[dtype] * y.norm() + UNIT[dtype], f"{name}: error {error:.3e} of {y.norm():.3e}"
+        assert error <= 10 * TOLERANCE[dtype] * y.norm() + TOLERANCE[dtype], (
+            f"{name}: error {error:.3e} of {y.norm():.3e}"
+        )
 
 
 def blocks_that_fill() -> int:
-    """At least as many batch rows and heads as multiprocessors, even."""
+    """An even number of batch rows times heads, at least that of the multiprocessors."""
     return 2 * (torch.cuda.get_device_properties("cuda").multi_processor_count // 2 + 1)
 
 
-@pytest.mark.parametrize("dtype", UNIT, ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("width", [16, 32, 38, 41, 64, 80, 96, 128, 192, 256])
 def test_head_widths(width: int, dtype: torch.dtype) -> None:
-    assert_equals_reference(Case("", B=2, H=2, L=150, M=333, D=width), dtype)
-    assert_equals_reference(Case("", B=1, H=2, L=3, M=700, D=width, intervals="filled"), dtype)
+    assert_equals_reference(Case(B=2, H=2, L=150, M=333, D=width), dtype)
+    assert_equals_reference(Case(B=1, H=2, L=3, M=700, D=width, intervals="filled"), dtype)
     for length in (3, 70):  # rows that fill the device, so that keys are not split, as in training
-        assert_equals_reference(Case("", B=blocks_that_fill() // 2, H=2, L=length, M=90, D=width), dtype)
+        assert_equals_reference(Case(B=blocks_that_fill() // 2, H=2, L=length, M=90, D=width), dtype)
 
 
 @pytest.mark.parametrize("options", [
@@ -54,32 +56,32 @@ def test_head_widths(width: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("sizes", [(512, 512), (300, 1001), (129, 63)], ids=str)
 def test_options_at_real_sizes(sizes: tuple[int, int], options: dict[str, Any]) -> None:
     length, memory = sizes
-    assert_equals_reference(Case("", B=2, H=3, L=length, M=memory, D=64, **options), torch.bfloat16)
+    assert_equals_reference(Case(B=2, H=3, L=length, M=memory, D=64, **options), torch.bfloat16)
 
 
-@pytest.mark.parametrize("dtype", UNIT, ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("width", [64, 128])
 def test_inklings_terms(width: int, dtype: torch.dtype) -> None:
-    terms = {"H": 4, "Hkv": 2, "Dp": 16, "r_axes": (1,), "zero_row": 0, "outside": "zero", "sink": "queries"}
+    terms = {"H": 4, "Hkv": 2, "Dp": 16, "r": "1 T Dp", "zero_row": 0, "outside": "zero", "sink": "B H L"}
     for length, memory, rows in ((300, 333, 130), (3, 700, 130), (300, 0, 8)):
-        case = Case("", B=2, L=length, M=memory, D=width, rows=rows, position_scale=1.0, scale=1 / width, **terms)
+        case = Case(B=2, L=length, M=memory, D=width, T=rows, position_scale=1.0, scale=1 / width, **terms)
         assert_equals_reference(case, dtype)
 
 
 def test_repeated_calls_with_other_tensors() -> None:
-    """The first goes through Triton's front, later ones straight to what it compiled."""
+    """The first is launched by Triton's front end, later ones by the compiled kernel itself."""
     for seed in range(4):
         for options in ({}, {"intervals": "episodes"}, {"dropout_p": 0.1}):
-            assert_equals_reference(Case("", B=2, H=2, L=130, M=70, D=64, seed=seed, **options), torch.bfloat16)
+            assert_equals_reference(Case(B=2, H=2, L=130, M=70, D=64, seed=seed, **options), torch.bfloat16)
 
 
 def test_65536_keys() -> None:
-    assert_equals_reference(Case("", B=1, H=2, L=128, M=65536 - 128, D=64), torch.bfloat16)
-    assert_equals_reference(Case("", B=1, H=2, L=1, M=65535, D=64), torch.bfloat16)
+    assert_equals_reference(Case(B=1, H=2, L=128, M=65536 - 128, D=64), torch.bfloat16)
+    assert_equals_reference(Case(B=1, H=2, L=1, M=65535, D=64), torch.bfloat16)
 
 
 def test_more_than_2_to_the_31_elements() -> None:
-    """Only a window at the end of the memory is seen, which a slice holds too."""
+    """A window sees only the end of the memory, which a slice holds, too."""
     (q, k, v, r, bias), *memories = memory_beyond_31_bits(64, window=300)
     far, near = ([x.requires_grad_() for x in memory] for memory in memories)
     outs = [rel_attention(q, k, v, r, bias, bias, tuple(m), window=300, backend="triton") for m in (far, near)]
@@ -92,11 +94,11 @@ def test_more_than_2_to_the_31_elements() -> None:
 
 
 @pytest.mark.parametrize("case", [
-    Case("", B=4, H=4, L=512, M=512, D=64), Case("", B=1, H=4, L=1, M=3800, D=64),
-    Case("", B=3, H=2, L=200, M=100, D=64, intervals="episodes", dropout_p=0.1),
+    Case(B=4, H=4, L=512, M=512, D=64), Case(B=1, H=4, L=1, M=3800, D=64),
+    Case(B=3, H=2, L=200, M=100, D=64, intervals="episodes", dropout_p=0.1),
 ], ids=["training", "decode", "bounds"])  # fmt: skip
 @pytest.mark.usefixtures("the_same_bits")
-def test_the_same_bits_20_times(case: Case) -> None:
+def test_results_are_deterministic(case: Case) -> None:
     first = run(case, torch.bfloat16, "triton")
     for _ in range(19):
         for name, x in run(case, torch.bfloat16, "triton").items():
@@ -104,8 +106,8 @@ def test_the_same_bits_20_times(case: Case) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
-def test_nothing_waits_for_the_device() -> None:
-    inputs = make_inputs(Case("", B=2, H=2, L=40, M=60, D=64, intervals="filled"), torch.bfloat16)
+def test_no_device_synchronization() -> None:
+    inputs = make_inputs(Case(B=2, H=2, L=40, M=60, D=64, intervals="filled"), torch.bfloat16)
     dout = torch.randn_like(inputs["q"])
     for _ in range(2):  # the first compiles
         try:
@@ -117,10 +119,10 @@ def test_nothing_waits_for_the_device() -> None:
 
 
 @pytest.mark.parametrize("length", [1, 8, 64])
-def test_graphs(length: int) -> None:
+def test_cuda_graph(length: int) -> None:
     """A captured step replays on new keys and on bounds that moved, forward and backward."""
-    case = Case("", B=2, H=4, L=length, M=500, D=64, intervals="filled")
-    inputs, other = make_inputs(case, torch.bfloat16), make_inputs(Case(**{**vars(case), "seed": 9}), torch.bfloat16)
+    case = Case(B=2, H=4, L=length, M=500, D=64, intervals="filled")
+    inputs, other = make_inputs(case, torch.bfloat16), make_inputs(case.but(seed=9), torch.bfloat16)
     dout = torch.randn_like(inputs["q"])
 
     def step() -> tuple[torch.Tensor, ...]:
@@ -147,7 +149,7 @@ def test_graphs(length: int) -> None:
 
 
 def peak_of_a_step(length: int) -> int:
-    inputs = make_inputs(Case("", B=1, H=8, L=length, M=length, D=64), torch.bfloat16)
+    inputs = make_inputs(Case(B=1, H=8, L=length, M=length, D=64), torch.bfloat16)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -164,7 +166,7 @@ def test_memory_grows_linearly() -> None:
 
 
 def test_tf32_follows_torch() -> None:
-    case = Case("", B=1, H=2, L=128, M=200, D=64)
+    case = Case(B=1, H=2, L=128, M=200, D=64)
     want = run(case, torch.float32, "reference")["out"]
     errors = {}
     for setting in ("highest", "high"):
@@ -180,7 +182,7 @@ def test_tf32_follows_torch() -> None:
 @pytest.mark.filterwarnings("default")
 def test_compiled_by_inductor() -> None:
     torch.compiler.reset()
-    inputs = make_inputs(Case("", B=2, H=2, L=64, M=100, D=64), torch.bfloat16)
+    inputs = make_inputs(Case(B=2, H=2, L=64, M=100, D=64), torch.bfloat16)
 
     @torch.compile(fullgraph=True)
     def f(call: dict[str, Any]) -> torch.Tensor:

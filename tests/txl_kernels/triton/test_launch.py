@@ -1,5 +1,4 @@
-"""Launches of the Triton kernels, on a pretended GPU: what Triton is asked to run. Nothing is
-compiled."""
+"""Launches of the Triton kernels on a pretended GPU. Nothing is compiled."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -8,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from cases import Case, as_fields, make_inputs
 from ptx_marks import RUNS_TRITONS_PTX
 
 from txl_kernels.backends import triton as backend
-from txl_kernels.call import Call
 
 pytestmark = RUNS_TRITONS_PTX[1:]  # all but slow
 KERNELS = ["forward_kernel", "prepare_kernel", "backward_queries_kernel", "backward_keys_kernel", "finish_kernel"]
@@ -29,13 +28,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, dict[s
         yield found
 
 
-def both_ways(length: int = 70, width: int = 64, memory_len: int = 40, bounds: bool = False) -> None:
-    B, H = 8, 16
-    q, k, v = (torch.zeros(B, length, H, width, dtype=torch.bfloat16).transpose(1, 2) for _ in range(3))
-    memory = [torch.zeros(B, memory_len, H, width, dtype=torch.bfloat16).transpose(1, 2) for _ in range(2)]
-    r, bias = (torch.zeros(H, *shape, width, dtype=torch.bfloat16) for shape in ((memory_len + length,), ()))
-    start = torch.zeros(B, length, dtype=torch.int32) if bounds else None
-    call = Call(q, k, v, r, bias, bias, *memory, *(None,) * 3, start, *(None,) * 3, 0, 0, 0.125, 0.0, 0.0, 0.125, False)
+def forward_and_backward(length: int = 70, width: int = 64, bounds: bool = False) -> None:
+    case = Case(B=8, H=16, L=length, M=40, D=width, layout="lbhd", intervals="start" if bounds else "")
+    call = as_fields(make_inputs(case, torch.bfloat16))
     out, lse = backend.forward(call)
     backend.backward(call, out, lse, torch.zeros_like(out), None)
 
@@ -44,34 +39,34 @@ def both_ways(length: int = 70, width: int = 64, memory_len: int = 40, bounds: b
 def test_kernels_of_a_call(bounds: bool, launched: list[Any]) -> None:
     """The visible intervals are computed once, by backward alone, where bounds are given."""
     for _ in range(2):
-        both_ways(bounds=bounds)
+        forward_and_backward(bounds=bounds)
     kernels = [*KERNELS[:1], *["reach_kernel"] * bounds, *KERNELS[1:]]
     assert [name for name, _ in launched] == 2 * kernels
 
 
 def test_products_and_sums_are_fused(launched: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever Triton's default is, which is to change."""
+    """With any default of Triton, which is to change."""
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
-    both_ways()
+    forward_and_backward()
     assert [named["enable_fp_fusion"] for _, named in launched] == [True] * len(KERNELS)
 
 
 @pytest.mark.parametrize(("width", "kind"), [(64, "TensorDescriptor"), (41, "Tensor")])
 def test_rows_of_16_bytes_come_by_descriptors(width: int, kind: str, launched: list[Any]) -> None:
-    both_ways(width=width)
+    forward_and_backward(width=width)
     forward = launched[0][1]
     assert {type(forward[name]).__name__ for name in ("K", "V", "K_MEM", "V_MEM", "R")} == {kind}
 
 
-def test_threads_may_call_at_once(launched: list[Any]) -> None:
+def test_concurrent_calls(launched: list[Any]) -> None:
     with ThreadPoolExecutor(4) as pool:
-        for done in [pool.submit(both_ways, 70 + n % 2) for n in range(40)]:
+        for done in [pool.submit(forward_and_backward, 70 + n % 2) for n in range(40)]:
             done.result()
     assert Counter(name for name, _ in launched) == dict.fromkeys(KERNELS, 40)
 
 
-def test_a_workspace_that_is_not_aligned_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An allocator could give it; descriptors of what lies there would not work."""
+def test_unaligned_workspace_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Descriptors need aligned memory."""
     from txl_kernels.backends.triton.launch import Workspace
 
     workspace, real = Workspace(0), torch.empty

@@ -1,75 +1,45 @@
-"""What Triton makes of the kernels for sm_80 and sm_90, run by tools/ptx: values and gradients
-against float64, races, bounds, copies and products that are not waited for. No GPU is needed."""
+"""Triton's PTX of the kernels for sm_80 and sm_90, executed by tools/ptx: values and gradients
+against float64, races, bounds, missing waits for copies and products. No GPU is needed."""
 
 from typing import Any
 
 import pytest
 import torch
-from cases import Case
+from cases import BIAS_ALONE, Case
 from oracle import matches_the_reference
 from ptx_marks import RUNS_TRITONS_PTX
 
 pytestmark = RUNS_TRITONS_PTX
-CASES = [  # several options each: compiling takes longer than running
-    (Case("two tiles and a bit", B=1, H=2, L=70, M=60, D=64), torch.bfloat16),
-    (Case("bounds and dropout", B=2, H=1, L=70, M=50, D=80, intervals="random", dropout_p=0.3), torch.bfloat16),
-    (Case("few queries, split keys", B=1, H=2, L=3, M=300, D=128, layout="fused"), torch.float16),
-    (Case("rows that are not aligned", B=1, H=1, L=40, M=90, D=41, causal=False, window=60), torch.float16),
-    (Case("episodes", B=1, H=1, L=40, M=40, D=64, intervals="episodes"), torch.float32),
-    (Case("wide heads", B=1, H=1, L=70, M=70, D=128), torch.bfloat16),
-    (
-        Case("both ways", B=1, H=2, L=66, M=70, D=64, causal=False, layout="lbhd", scale=-0.1, extra_rows=3),
-        torch.bfloat16,
-    ),
-    (Case("one query", B=2, H=1, L=1, M=9, D=64, dropout_p=0.2), torch.bfloat16),
-    (
-        Case("numbers alone, wide values, softcap", B=1, H=2, L=70, M=60, D=64, Dv=128, tables="r_bias", softcap=3.0),
-        torch.bfloat16,
-    ),
-    (
-        Case(
-            "numbers beside r, narrow values, softcap, bounds",
-            B=2,
-            H=1,
-            L=66,
-            M=70,
-            D=64,
-            Dv=40,
-            tables="both",
-            softcap=2.0,
-            causal=False,
-            intervals="random",
-        ),
-        torch.float16,
-    ),
-    (
-        Case(
-            "as Inkling's", B=1, H=2, Hkv=1, L=70, M=160, D=64, Dp=16, r_axes=(1,), rows=40, zero_row=0, outside="zero",
-            sink="queries", position_scale=1.0, scale=1 / 64,
-        ),
-        torch.bfloat16,
-    ),
-    (
-        Case(
-            "position queries, numbers beside r, both ways", B=1, H=2, L=66, M=70, D=64, Dp=8, tables="both", causal=False,
-            position_scale=-0.4, rows=60, zero_row=20, outside="zero", intervals="random",
-        ),
-        torch.float16,
-    ),
-    (
-        Case(
-            "numbers alone, distances outside", B=1, H=2, Hkv=1, L=70, M=60, D=64, tables="r_bias", rows=40, zero_row=9,
-            outside="zero", position_scale=0.5, softcap=3.0, dropout_p=0.2,
-        ),
-        torch.bfloat16,
-    ),
-]  # fmt: skip
+# Several options each: compiling takes longer than running.
+CASES = {
+    torch.bfloat16: [
+        Case("two tiles and a bit", B=1, H=2, L=70, M=60, D=64),
+        Case("bounds and dropout", B=2, H=1, L=70, M=50, D=80, intervals="random", dropout_p=0.3),
+        Case("wide heads", B=1, H=1, L=70, M=70, D=128),
+        Case("bidirectional", B=1, H=2, L=66, M=70, D=64, causal=False, layout="lbhd", scale=-0.1, extra_rows=3),
+        Case("one query", B=2, H=1, L=1, M=9, D=64, dropout_p=0.2),
+        Case("bias alone, wide values, softcap", B=1, H=2, L=70, M=60, D=64, Dv=128, **BIAS_ALONE, softcap=3.0),
+        Case("Inkling", B=1, H=2, Hkv=1, L=70, M=160, D=64, Dp=16, r="1 T Dp", T=40, zero_row=0, outside="zero",
+             sink="B H L", position_scale=1.0, scale=1 / 64),
+        Case("bias alone, distances outside", B=1, H=2, Hkv=1, L=70, M=60, D=64, **BIAS_ALONE, T=40, zero_row=9,
+             outside="zero", position_scale=0.5, softcap=3.0, dropout_p=0.2),
+    ],
+    torch.float16: [
+        Case("decode, split keys", B=1, H=2, L=3, M=300, D=128, layout="fused"),
+        Case("unaligned rows", B=1, H=1, L=40, M=90, D=41, causal=False, window=60),
+        Case("bias beside r, narrow values, softcap, bounds", B=2, H=1, L=66, M=70, D=64, Dv=40, r_bias="H T",
+             softcap=2.0, causal=False, intervals="random"),
+        Case("position queries, bias beside r, bidirectional", B=1, H=2, L=66, M=70, D=64, Dp=8, r_bias="H T",
+             causal=False, position_scale=-0.4, T=60, zero_row=20, outside="zero", intervals="random"),
+    ],
+    torch.float32: [Case("episodes", B=1, H=1, L=40, M=40, D=64, intervals="episodes")],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("architecture", [80, 90])
-@pytest.mark.parametrize(("case", "dtype"), CASES, ids=str)
+@pytest.mark.parametrize(("dtype", "case"), [(d, case) for d, found in CASES.items() for case in found], ids=str)
 @pytest.mark.usefixtures("nan_filled")
-def test_contract(case: Case, dtype: torch.dtype, architecture: int) -> None:
+def test_values_and_gradients(case: Case, dtype: torch.dtype, architecture: int) -> None:
     from ptx.triton_launch import executed
 
     with executed(architecture):
@@ -80,13 +50,11 @@ def test_contract(case: Case, dtype: torch.dtype, architecture: int) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        Case("", B=2, H=1, L=70, M=20, D=64),
+        Case(B=2, H=1, L=70, M=20, D=64),
         Case("bounds", B=2, H=1, L=70, M=20, D=80, intervals="random", dropout_p=0.3, causal=False),
-        Case("numbers alone", B=2, H=1, L=70, M=20, D=64, tables="r_bias", softcap=3.0),
-        Case("numbers beside r", B=2, H=1, L=70, M=20, D=64, tables="both", causal=False),
-        Case(
-            "as Inkling's", B=2, H=2, Hkv=1, L=70, M=20, D=64, Dp=16, rows=40, zero_row=0, outside="zero", sink="heads"
-        ),
+        Case("bias alone", B=2, H=1, L=70, M=20, D=64, **BIAS_ALONE, softcap=3.0),
+        Case("bias beside r", B=2, H=1, L=70, M=20, D=64, r_bias="H T", causal=False),
+        Case("Inkling", B=2, H=2, Hkv=1, L=70, M=20, D=64, Dp=16, T=40, zero_row=0, outside="zero", sink="H"),
     ],
     ids=str,
 )
@@ -105,7 +73,7 @@ FILLED = {
     "backward_queries, wide": {"width": 128},
     "backward_queries, rows of 80 bytes": {"width": 40},
     "backward_queries, dropout, bounds": {"width": 80, "dropout": True, "bounds": True},
-    "backward_queries, numbers alone": {"width": 64, "tables": "r_bias", "value_width": 128, "softcap": True},
+    "backward_queries, bias alone": {"width": 64, **BIAS_ALONE, "value_width": 128, "softcap": True},
     "backward_keys": {"width": 64},
     "backward_keys, wide": {"width": 128},
 }
@@ -113,8 +81,8 @@ FILLED = {
 
 @pytest.mark.parametrize("variant", FILLED)
 @pytest.mark.parametrize("architecture", [80, 89, 100, 120])
-def test_no_bit_is_used_of_a_register_that_is_never_written(architecture: int, variant: str) -> None:
-    """Programs for architectures that tools/ptx does not run are checked, too."""
+def test_registers_that_are_never_written_are_not_used(architecture: int, variant: str) -> None:
+    """Also for architectures that tools/ptx does not execute."""
     import aot
     from ptx.demand import demanded, registers
     from ptx.parse import Address, parse

@@ -1,6 +1,6 @@
-"""What tools/ptx notices of faults planted in the PTX of Triton's forward kernel: each that runs is
-left out or changed in turn, and is a fault or gives wrong values. Other kernels differ in what they
-compute, not in how they synchronise."""
+"""Detection by tools/ptx of faults planted in the PTX of Triton's forward kernel: each executed
+place is left out or changed in turn, and is a fault or gives wrong values. Other kernels differ in
+what they compute, not in how they synchronize."""
 
 import contextlib
 import functools
@@ -10,9 +10,9 @@ from unittest import mock
 
 import pytest
 import torch
-from cases import Case, as_call, make_inputs
+from cases import Case, as_call, in_float64, leaves, make_inputs
+from ptx_faults import KINDS, PlantedFault, places
 from ptx_marks import RUNS_TRITONS_PTX
-from ptx_plants import KINDS, Plant, places
 
 from txl_kernels import rel_attention
 
@@ -24,9 +24,9 @@ VARIANTS = {  # architecture, whether descriptors are used
     "sm_90 by pointers": (90, False),
 }
 WRONG = 6e-3  # relative; bfloat16 alone gives 3.4e-3
-# How many of a kind pass, at most: a wait or fence that comes after another one, copies that are
-# masked, stages of the pipeline that loops of one or two tiles do not get to. Of HALF more: masks
-# of what lies inside, lanes that have the same value.
+# How many faults of a kind may pass undetected: a wait or fence after another one, copies that are
+# masked, pipeline stages that loops of one or two tiles do not reach. Of HALF more may: masks of
+# elements inside, lanes that have the same value.
 PASS = {
     ("sm_90 by descriptors", "mbarrier for one more arrival"): 4,
     ("sm_90 by descriptors", "fewer bytes to come"): 4,
@@ -40,19 +40,16 @@ Change = Callable[[str, str], str]
 
 @functools.cache
 def inputs() -> tuple[dict[str, object], torch.Tensor]:
-    case = Case("", B=1, H=1, L=70, M=70, D=64)
-    given = {n: _amid_nan(x) if torch.is_tensor(x) else x for n, x in make_inputs(case, torch.bfloat16).items()}
-    exact = {n: x.detach().double() if torch.is_tensor(x) and x.is_floating_point() else x for n, x in given.items()}
-    return given, rel_attention(**as_call(exact), backend="reference")
+    case = Case(B=1, H=1, L=70, M=70, D=64)
+    inputs = make_inputs(case, torch.bfloat16)
+    want = rel_attention(**as_call(in_float64(inputs)), backend="reference")
+    return inputs | {name: _surrounded_by_nan(x) for name, x in leaves(inputs).items()}, want
 
 
-def _amid_nan(x: torch.Tensor) -> torch.Tensor:
-    """A tensor with NaN in the memory before and after it, so that what lies there is noticed."""
-    if not x.is_floating_point():
-        return x
-    around = torch.full((x.numel() + 2 * 8192,), torch.nan, dtype=x.dtype)
-    held = around[8192 : 8192 + x.numel()].view(x.shape)
-    return held.copy_(x)
+def _surrounded_by_nan(x: torch.Tensor) -> torch.Tensor:
+    """The tensor with NaN in the memory before and after it, so that reads there are noticed."""
+    memory = torch.full((x.numel() + 2 * 8192,), torch.nan, dtype=x.dtype)
+    return memory[8192 : 8192 + x.numel()].view(x.shape).copy_(x.detach())
 
 
 @contextlib.contextmanager
@@ -64,7 +61,7 @@ def variant_of(name: str, **settings: Any) -> Iterator[Any]:
     architecture, described = VARIANTS[name]
     real = plan.describable
     with (
-        mock.patch.object(plan, "describable", lambda form: described and real(form)),
+        mock.patch.object(plan, "describable", lambda x: described and real(x)),
         torch.no_grad(),
         executed(architecture, multiprocessors=1, **settings) as executor,
     ):
@@ -94,7 +91,7 @@ def text_and_lines(variant: str) -> tuple[str, frozenset[int]]:
     return text[KERNEL], frozenset(x.line for x, n in ran if n)
 
 
-def noticed(variant: str, ptx: str) -> bool:
+def is_detected(variant: str, ptx: str) -> bool:
     from ptx.faults import Fault
 
     try:
@@ -104,40 +101,40 @@ def noticed(variant: str, ptx: str) -> bool:
     return not error <= WRONG  # nor is NaN
 
 
-def plants(variant: str, kind: str) -> list[Plant]:
+def faults(variant: str, kind: str) -> list[PlantedFault]:
     text, lines = text_and_lines(variant)
-    return [plant for plant in places(text, kind) if plant.line in lines]
+    return [fault for fault in places(text, kind) if fault.line in lines]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_nothing_is_found_where_nothing_is_planted(variant: str) -> None:
-    assert not noticed(variant, text_and_lines(variant)[0])
+def test_unchanged_kernel_has_no_fault(variant: str) -> None:
+    assert not is_detected(variant, text_and_lines(variant)[0])
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "barrier left out"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_planted_fault_is_noticed(variant: str, kind: str) -> None:
-    found = plants(variant, kind)
+def test_planted_fault_is_detected(variant: str, kind: str) -> None:
+    found = faults(variant, kind)
     if not found:
         pytest.skip(f"none runs in {variant}")
     if kind in HALF:
         found = found[:: max(1, len(found) // 12)]
-    passed = [plant.name for plant in found if not noticed(variant, plant.ptx)]
-    print(f"{variant}, {kind}: {len(found) - len(passed)} of {len(found)} noticed; not: {passed}")
+    passed = [fault.name for fault in found if not is_detected(variant, fault.ptx)]
+    print(f"{variant}, {kind}: {len(found) - len(passed)} of {len(found)} detected; not: {passed}")
     assert len(passed) <= (0.6 * len(found) if kind in HALF else PASS.get((variant, kind), 0))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_missing_barrier_is_noticed(variant: str) -> None:
-    """Barriers are taken out for good while nothing is noticed; each of the others is needed."""
+def test_missing_barrier_is_detected(variant: str) -> None:
+    """Barriers are left out while no fault is detected; each of the others is needed."""
     text, lines = text_and_lines(variant)
-    total = len(plants(variant, "barrier left out"))
+    total = len(faults(variant, "barrier left out"))
     needed, at = 0, 0
     while True:
         rest = [p for p in places(text, "barrier left out") if p.line in lines][at:]
         if not rest:
             break
-        if noticed(variant, rest[0].ptx):
+        if is_detected(variant, rest[0].ptx):
             needed, at = needed + 1, at + 1
         else:
             text = rest[0].ptx

@@ -1,7 +1,6 @@
-"""What only the Triton backend has: tiles, parts of keys, descriptors, two ways to dr, bounds."""
+"""The Triton backend: tiles, parts of keys, descriptors, both reductions of dr, bounds."""
 
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import Case, as_call, make_inputs
+from cases import BIAS_ALONE, Case, as_call, as_fields, detached, leaves, make_inputs
 from oracle import gradients, ignores_what_no_query_sees
 from tolerances import require_close
 
@@ -21,18 +20,18 @@ ON_TRITON = pytest.mark.triton
 if not triton.interpreted():
     ON_TRITON = pytest.mark.gpu
 CASES = {
-    "causal": Case("", B=1, L=70, M=45, D=16),
-    "bidirectional": Case("", B=1, L=50, M=21, D=16, causal=False),
-    "window": Case("", B=1, L=40, M=70, D=16, window=33),
-    "bounds": Case("", L=40, M=41, H=1, D=16, intervals="episodes"),
-    "dropout": Case("", B=1, L=37, M=30, D=16, dropout_p=0.4),
-    "few queries": Case("", B=1, H=1, L=3, M=150, D=16),
+    "causal": Case(B=1, L=70, M=45, D=16),
+    "bidirectional": Case(B=1, L=50, M=21, D=16, causal=False),
+    "window": Case(B=1, L=40, M=70, D=16, window=33),
+    "bounds": Case(L=40, M=41, H=1, D=16, intervals="episodes"),
+    "dropout": Case(B=1, L=37, M=30, D=16, dropout_p=0.4),
+    "decode": Case(B=1, H=1, L=3, M=150, D=16),
 }
 
 
 @pytest.fixture(autouse=True)
-def _laid_out_anew() -> Iterator[None]:
-    """Tests replace what launches are made of."""
+def without_cached_plans() -> Iterator[None]:
+    """Tests replace functions that plans call."""
     if triton.why_not_loaded() is not None:
         yield
         return
@@ -79,12 +78,12 @@ def test_tile_sizes(case: Case, tile: tuple[int, int], monkeypatch: pytest.Monke
 @ON_TRITON
 @pytest.mark.parametrize("name", [*CASES, "one table for all heads"])
 def test_descriptors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loads through tensor descriptors: the default on sm_90, tried by the interpreter here."""
+    """Loads through tensor descriptors: the default on sm_90, here also in the interpreter."""
     from txl_kernels.backends.triton import launch
 
     if triton.interpreted():
         monkeypatch.setattr(config, "has_descriptors", lambda capability: True)
-    one_table = Case("", B=1, H=2, L=40, M=21, D=16, Dp=8, r_axes=(1,), position_scale=0.5)
+    one_table = Case(B=1, H=2, L=40, M=21, D=16, Dp=8, r="1 T Dp", position_scale=0.5)
     shapes = []
     real = launch.TensorDescriptor
     monkeypatch.setattr(launch, "TensorDescriptor", lambda *args: shapes.append(tuple(args[1])) or real(*args))
@@ -93,31 +92,31 @@ def test_descriptors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert made or not config.has_descriptors(torch.cuda.get_device_capability())
 
 
-TERMS = {
-    "values": {"Dv": 40, "L": 40, "M": 41, "intervals": "episodes"},
-    "numbers": {"tables": "r_bias", "window": (20, 9), "causal": False, "L": 50},
-    "both tables": {"tables": "both", "dropout_p": 0.3, "extra_rows": 5, "scale": -0.4},
-    "softcap": {"softcap": 1.5, "causal": False, "L": 40, "intervals": "random"},
-    "few queries": {"tables": "r_bias", "softcap": 2.0, "Dv": 7, "L": 3, "M": 90},
-    "position queries": {"Dp": 8, "tables": "both", "position_scale": 0.7, "causal": False, "scale": -0.3},
-    "numbers with a scale of their own": {"tables": "r_bias", "position_scale": -0.7, "scale": 0.0, "dropout_p": 0.2},
-    "distances outside": {"rows": 20, "zero_row": 5, "outside": "zero", "causal": False, "intervals": "random"},
-    "grouped heads": {"H": 4, "Hkv": 2, "tables": "both", "dropout_p": 0.3, "L": 40},
-    "as Inkling's": {"Dp": 8, "H": 4, "Hkv": 2, "rows": 21, "zero_row": 0, "outside": "zero", "sink": "queries",
-                     "L": 70, "M": 60, "B": 1, "position_scale": 1.0},
-}  # fmt: skip
+TERMS = [
+    Case("values", Dv=40, L=40, M=41, H=1, D=16, intervals="episodes"),
+    Case("bias alone", **BIAS_ALONE, window=(20, 9), causal=False, H=1, L=50, M=30, D=16),
+    Case("bias beside r", r_bias="H T", dropout_p=0.3, extra_rows=5, scale=-0.4, H=1, L=37, M=30, D=16),
+    Case("softcap", softcap=1.5, causal=False, B=1, H=1, L=40, M=30, D=16, intervals="random"),
+    Case("decode", **BIAS_ALONE, softcap=2.0, Dv=7, H=1, L=3, M=90, D=16),
+    Case("position queries", Dp=8, r_bias="H T", position_scale=0.7, causal=False, scale=-0.3, B=1, H=1, L=37, M=30, D=16),
+    Case("position scale of a bias alone", **BIAS_ALONE, position_scale=-0.7, scale=0.0, dropout_p=0.2, H=1, L=37, M=30,
+         D=16),
+    Case("distances outside", T=20, zero_row=5, outside="zero", causal=False, H=1, L=37, M=30, D=16, intervals="random"),
+    Case("grouped heads", B=1, H=4, Hkv=2, r_bias="H T", dropout_p=0.3, L=40, M=30, D=16),
+    Case("Inkling", Dp=8, H=4, Hkv=2, T=21, zero_row=0, outside="zero", sink="B H L", L=70, M=60, B=1, D=16,
+         position_scale=1.0),
+]  # fmt: skip
 
 
 @ON_TRITON
 @pytest.mark.parametrize("descriptors", [False, True], ids=["pointers", "descriptors"])
-@pytest.mark.parametrize("name", TERMS)
-def test_more_terms_with_the_same_bits(name: str, descriptors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without atomics, which the contract's cases take."""
+@pytest.mark.parametrize("case", TERMS, ids=str)
+def test_terms_without_atomics(case: Case, descriptors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(config.ATOMICS, "0")
     assert not config.dr_by_atomics()
     if descriptors and triton.interpreted():
         monkeypatch.setattr(config, "has_descriptors", lambda capability: True)
-    assert_equals_reference(Case("", **({"B": 2, "H": 1, "L": 37, "M": 30, "D": 16} | TERMS[name])))
+    assert_equals_reference(case)
 
 
 @ON_TRITON
@@ -132,20 +131,20 @@ def test_what_no_query_sees_may_hold_anything_that_descriptors_load(
         monkeypatch.setattr(config, "has_descriptors", lambda capability: True)
     start = torch.arange(40, dtype=torch.int32)[None] // 4 * 6
     bounds = {"start": start, "end": start + 3}  # three keys of each six, nothing past the diagonal
-    case = Case("", B=1, H=1, L=40, M=30, D=16, dropout_p=dropout_p)
+    case = Case(B=1, H=1, L=40, M=30, D=16, dropout_p=dropout_p)
     ignores_what_no_query_sees(case, torch.float32, "triton", bounds, exactly=False)
 
 
 @ON_TRITON
 @pytest.mark.parametrize("wanted", [1, 4, 1000])
-def test_number_of_parts_changes_rounding_only(wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_number_of_parts(wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from txl_kernels.backends.triton import passes
 
     parts = []
     real = passes.parts_of_keys
     monkeypatch.setattr(passes, "multiprocessors", lambda device: wanted)
     monkeypatch.setattr(passes, "parts_of_keys", lambda *args: parts.append(real(*args)) or parts[-1])
-    for case in (CASES["few queries"], CASES["bounds"], dataclasses.replace(CASES["few queries"], dropout_p=0.3)):
+    for case in (CASES["decode"], CASES["bounds"], CASES["decode"].but(dropout_p=0.3)):
         assert_equals_reference(case)
     assert (max(parts) == 1) == (wanted == 1)
 
@@ -161,15 +160,15 @@ def test_deterministic_algorithms_take_no_atomics() -> None:
 @ON_TRITON
 @pytest.mark.parametrize("wanted", [1, 1000])
 @pytest.mark.parametrize("width", [16, 41])
-def test_sums_that_finish_backward(width: int, wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sums of more parts than one tile holds, in one share or several, with unused rows of dr
-    around those in use."""
+def test_final_sums_of_backward(width: int, wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of more parts than one tile holds, in one program or several, with unused rows of dr
+    around the used ones."""
     from txl_kernels.backends.triton import passes
 
     monkeypatch.setattr(passes, "FINISH_CELLS", 2 * (16 if width == 16 else 64))
     monkeypatch.setattr(passes, "multiprocessors", lambda device: wanted)
     with deterministic():
-        assert_equals_reference(Case("", B=3, L=3, M=6, D=width, tables="both", zero_row=5, extra_rows=9))
+        assert_equals_reference(Case(B=3, L=3, M=6, D=width, r_bias="H T", zero_row=5, extra_rows=9))
 
 
 @ON_TRITON
@@ -179,16 +178,16 @@ def test_sums_that_finish_backward(width: int, wanted: int, monkeypatch: pytest.
         {"start": [[0, -1, 0, 0, 0, 0]]},
         {"end": [[11, 12, 11, 11, 11, 11]]},
         {"end": [[11, 2**31 - 1, 11, 11, 11, 11]]},
-        {"start": [[5, 0, 6, 7, 8, 9]], "rows": 6},
+        {"start": [[5, 0, 6, 7, 8, 9]], "r": 6},
     ],
     ids=["start negative", "end past the keys", "end far past the keys", "no row in r"],
 )
-def test_bounds_out_of_range_give_nan_and_only_there(change: dict[str, Any]) -> None:
-    """The host does not wait to read them, and a wrong number must not look like a right one."""
-    inputs = make_inputs(Case("", D=16), torch.float32)
-    inputs["r"] = inputs["r"].detach()[:, : change.pop("rows", None)]
-    bounds = {name: torch.tensor(x, dtype=torch.int32) for name, x in change.items()}
-    out, lse = rel_attention(**as_call(inputs) | bounds, return_lse=True, backend="triton")
+def test_bounds_out_of_range_give_nan_to_their_query_alone(change: dict[str, Any]) -> None:
+    """The host does not wait to read them, so a wrong result must not look like a right one."""
+    call = as_call(make_inputs(Case(D=16), torch.float32))
+    call |= {name: torch.tensor(x, dtype=torch.int32) for name, x in change.items() if name != "r"}
+    call["r"] = call["r"].detach()[:, : change.get("r")]
+    out, lse = rel_attention(**call, return_lse=True, backend="triton")
     assert out[:, :, 1].isnan().all()
     assert lse[:, :, 1].isnan().all()
     assert out[:, :, [0, 2, 3, 4, 5]].isfinite().all()
@@ -198,14 +197,14 @@ def test_bounds_out_of_range_give_nan_and_only_there(change: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("width", "layout"), [(36, "bhld"), (40, "bhld"), (41, "bhld"), (7, "bhld"), (7, "fused")], ids=str
 )
-def test_widths_whose_strides_are_no_multiples_of_16(width: int, layout: str) -> None:
-    assert_equals_reference(Case("", B=1, H=3, L=20, M=15, D=width, layout=layout))
+def test_strides_that_are_no_multiples_of_16(width: int, layout: str) -> None:
+    assert_equals_reference(Case(B=1, H=3, L=20, M=15, D=width, layout=layout))
 
 
 @ON_TRITON
 @pytest.mark.parametrize("name", ["causal", "bidirectional", "bounds"])
-def test_accumulators_apart_for_the_two_parts_of_dq(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Blackwell."""
+def test_separate_accumulators_for_the_two_parts_of_dq(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default on Blackwell."""
     from txl_kernels.backends.triton.plan import Plan
 
     monkeypatch.setattr(Plan, "apart", True)
@@ -229,7 +228,7 @@ def test_blackwell_is_refused_before_triton_3_8(capability: tuple[int, int], mon
 
 
 @pytest.mark.skipif(triton.why_not_loaded() is not None, reason="Triton is not installed")
-def test_the_unit_of_strides() -> None:
+def test_unit_of_strides() -> None:
     from txl_kernels.backends.triton.launch import Form
     from txl_kernels.backends.triton.plan import stride_unit
 
@@ -259,7 +258,7 @@ def test_values_between_intervals_may_hold_anything(block_n: int, monkeypatch: p
     monkeypatch.setattr(config, "choose", lambda *rest: config.Config(16, block_n, 4, 1))
     start = (torch.arange(70, dtype=torch.int32) // 3 * 5)[None]
     with torch.no_grad():
-        case = Case("", B=1, H=1, L=70, M=60, D=16)
+        case = Case(B=1, H=1, L=70, M=60, D=16)
         ignores_what_no_query_sees(case, torch.float32, "triton", {"start": start, "end": start + 2})
 
 
@@ -277,42 +276,40 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @ON_TRITON
-@pytest.mark.parametrize("tables", ["r", "r_bias"])
-@pytest.mark.parametrize("reach", ["window", "packed texts"])
-def test_no_tile_without_a_visible_pair_is_visited(reach: str, tables: str, products: list[Any]) -> None:
-    """By the products of each pass: of a window to both sides, and of texts packed in a row."""
-    length, tile = 416, 32
+@pytest.mark.parametrize("tables", [{}, BIAS_ALONE], ids=["r", "r_bias"])
+@pytest.mark.parametrize("reach", ["window", "packed"])
+def test_no_tile_without_a_visible_pair_is_visited(reach: str, tables: dict[str, Any], products: list[Any]) -> None:
+    """The number of products in each pass, for a window to both sides and for packed sequences."""
+    length, tile = 256, 32
     window = (40, 20) if reach == "window" else None
-    inputs = make_inputs(
-        Case("", B=1, H=1, L=length, M=0, D=16, causal=False, window=window, tables=tables), torch.float32
-    )
+    case = Case(B=1, H=1, L=length, M=0, D=16, causal=False, window=window, **tables)
+    inputs = make_inputs(case, torch.float32)
     apart = torch.arange(length)[:, None] - torch.arange(length)
     seen = (apart <= 40) & (apart >= -20)
-    if reach == "packed texts":
-        ends = torch.tensor([0, 50, 64, 200, 200, 290, 400])
+    if reach == "packed":
+        ends = torch.tensor([0, 30, 40, 130, 130, 180, 245])
         inputs["start"], inputs["end"] = bounds_from_cu_seqlens(ends, length)
-        text = torch.searchsorted(ends, torch.arange(length), right=True)
-        seen = (text[:, None] == text) & (text < len(ends))
+        sequence = torch.searchsorted(ends, torch.arange(length), right=True)
+        seen = (sequence[:, None] == sequence) & (sequence < len(ends))
     blocks = length // tile
     tiles = int(seen.view(blocks, tile, blocks, tile).any(3).any(1).sum())
     assert tiles < blocks**2 / 2
     out, lse = rel_attention(**as_call(inputs), return_lse=True, backend="triton")
-    # Parts of the keys each form the block of distances above their first tile anew.
-    of_tile, of_program = (3, 8) if tables == "r" else (2, 0)
+    # Each part of the keys also forms the block of distances above its first tile.
+    of_tile, of_program = (2, 0) if tables else (3, 8)
     assert of_tile * tiles <= len(products) <= of_tile * tiles + of_program * blocks
     products.clear()
     gradients(out, lse, inputs)
-    # Of a tile queries form 3 products and 3 more with r, keys 4 and 1; of a block r needs 3.
-    of_tile, of_program = (6 + 5, 3) if tables == "r" else (3 + 4, 0)
+    # A tile needs 3 products for queries and 3 more with r, 4 and 1 for keys; a block of r needs 3.
+    of_tile, of_program = (3 + 4, 0) if tables else (6 + 5, 3)
     assert len(products) == of_tile * tiles + of_program * blocks
 
 
 @ON_TRITON
 def test_tiles_outside_the_table_form_no_product_of_positions(products: list[Any]) -> None:
-    length, tile, extent = 416, 32, 64
-    inputs = make_inputs(
-        Case("", B=1, H=1, L=length, M=0, D=16, Dp=16, rows=extent, zero_row=0, outside="zero"), torch.float32
-    )
+    length, tile, extent = 256, 32, 64
+    case = Case(B=1, H=1, L=length, M=0, D=16, Dp=16, T=extent, zero_row=0, outside="zero")
+    inputs = make_inputs(case, torch.float32)
     blocks = length // tile
     # First distances of the tiles that blocks of queries walk; a tile has those up to 31 away.
     starts = [tile * (block - other) for block in range(blocks) for other in range(block + 1)]
@@ -331,7 +328,7 @@ def test_rows_gigabytes_apart() -> None:
     """Offsets inside a tile that do not fit in 32 bits."""
     from txl_kernels.backends.triton import launch, plan
 
-    case = Case("", B=1, H=1, L=5, M=0, D=8)
+    case = Case(B=1, H=1, L=5, M=0, D=8)
     inputs = make_inputs(case, torch.float32)
     far = torch.empty(5, 2**25)[:, :8].view(1, 1, 5, 8)
     far.copy_(inputs["k"].detach())
@@ -344,40 +341,40 @@ def test_rows_gigabytes_apart() -> None:
 
 @ON_TRITON
 def test_widths_beyond_256_are_refused() -> None:
-    inputs = as_call(make_inputs(Case("", D=257), torch.float32))
+    inputs = as_call(make_inputs(Case(D=257), torch.float32))
     with pytest.raises(RuntimeError, match="backend='triton' cannot run: triton takes head widths up to 256, not 257"):
         rel_attention(**inputs, backend="triton")
-    inputs = as_call(make_inputs(Case("", Dp=257), torch.float32))
+    inputs = as_call(make_inputs(Case(Dp=257), torch.float32))
     with pytest.raises(RuntimeError, match="triton does not take q_pos wider than 256, got 257"):
         rel_attention(**inputs, backend="triton")
 
 
 @ON_TRITON
-def test_scales_that_one_unit_cannot_hold_are_refused() -> None:
-    inputs = as_call(make_inputs(Case("", Dp=4, scale=1e-20, position_scale=1e12), torch.float32))
+def test_scales_too_far_apart_are_refused() -> None:
+    inputs = as_call(make_inputs(Case(Dp=4, scale=1e-20, position_scale=1e12), torch.float32))
     with pytest.raises(RuntimeError, match=r"triton does not take position_scale beyond 1e\+30 times scale"):
         rel_attention(**inputs, backend="triton")
 
 
 @pytest.mark.skipif(triton.interpreted(), reason="under the interpreter it does run on the cpu")
-def test_says_why_it_cannot_run_on_a_cpu() -> None:
-    inputs = as_call(make_inputs(Case(""), torch.float32))
+def test_cpu_tensors_are_refused() -> None:
+    inputs = as_call(make_inputs(Case(), torch.float32))
     with pytest.raises(RuntimeError, match="backend='triton' cannot run: triton runs on CUDA devices, not on cpu"):
         rel_attention(**inputs, backend="triton")
     assert "triton" not in available_backends("cpu")
 
 
 @pytest.fixture
-def asked_anew() -> Iterator[None]:
-    """What Triton is, and is not, found out for this test alone."""
+def uncached() -> Iterator[None]:
+    """`why_not_loaded` is computed for this test alone."""
     triton.why_not_loaded.cache_clear()
     yield
     triton.why_not_loaded.cache_clear()
 
 
-@pytest.mark.usefixtures("asked_anew")
+@pytest.mark.usefixtures("uncached")
 @pytest.mark.parametrize(
-    ("module", "said"),
+    ("module", "why"),
     [
         (SimpleNamespace(__version__="3.6.0"), None),
         (SimpleNamespace(__version__="4.0.0+git5a1"), None),
@@ -387,17 +384,16 @@ def asked_anew() -> Iterator[None]:
     ],
     ids=str,
 )
-def test_which_triton_there_is(module: Any, said: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its module, whatever its distribution is called; an old one names the torch that brings a
-    new one."""
+def test_supported_versions_of_triton(module: Any, why: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module decides, under any name of its distribution."""
     monkeypatch.setattr(torch, "__version__", "2.8.0+cu128")
     monkeypatch.setitem(sys.modules, "triton", module)
     reason = triton.why_not_loaded()
-    assert reason is None if said is None else said in str(reason)
+    assert reason is None if why is None else why in str(reason)
 
 
-@pytest.mark.usefixtures("asked_anew")
-def test_a_triton_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("uncached")
+def test_triton_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> None:
         raise ImportError("libtriton.so: undefined symbol")
 
@@ -405,30 +401,30 @@ def test_a_triton_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     assert triton.why_not_loaded() == "triton cannot be imported: ImportError: libtriton.so: undefined symbol"
 
 
-def test_a_traced_backward_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The graph holds both operators, with no GPU at hand.
-
-    Autograd itself refuses CUDA tensors in a torch built for the cpu, so backward is traced
-    directly.
-    """
+def test_backward_traced_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph holds both operators. Autograd refuses CUDA tensors in a torch built for the cpu,
+    so backward is traced directly."""
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
     monkeypatch.setattr(triton, "why_not_tensors", lambda *args: None)
 
-    def both(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        out, lse = rel_attention(*tensors[:6], tensors[6:], return_lse=True, backend="triton")
-        settings = (*[None] * 6, 0, None, 0, 0.35, 0.0, 0.0, 0.35, False, "triton")  # from r_bias on
-        return out, lse, *torch.ops.txl_kernels.rel_attention_backward(out, None, out, lse, *tensors, *settings)
+    inputs = detached(make_inputs(Case(), torch.bfloat16))
+    names = list(leaves(make_inputs(Case())))
 
-    shapes = [(2, 2, 6, 8)] * 3 + [(2, 11, 8), (2, 8), (2, 8)] + [(2, 2, 5, 8)] * 2
+    def both(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = inputs | dict(zip(names, tensors, strict=True))
+        out, lse = rel_attention(**as_call(given), return_lse=True, backend="triton")
+        return out, lse, *torch.ops.txl_kernels.rel_attention_backward(out, None, out, lse, *as_fields(given), "triton")
+
+    shapes = [tuple(inputs[name].shape) for name in names]
     with FakeTensorMode():
         tensors = [torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
         graph = make_fx(both)(*tensors)
-        out, lse, *gradients_of = graph(*tensors)
+        out, lse, *found = graph(*tensors)
     assert (out.shape, out.device.type, out.dtype) == (shapes[0], "cuda", torch.bfloat16)
     assert (lse.shape, lse.dtype) == ((2, 2, 6), torch.float32)
     assert "txl_kernels.rel_attention.default" in graph.code
     assert "txl_kernels.rel_attention_backward.default" in graph.code
-    assert [tuple(x.shape) for x in gradients_of] == [*shapes, *[(0,)] * 3]  # no r_bias, q_pos and sink
-    assert {x.device.type for x in gradients_of} == {"cuda"}
+    assert [tuple(x.shape) for x in found] == [*shapes, *[(0,)] * (len(found) - len(shapes))]  # terms that are absent
+    assert {x.device.type for x in found} == {"cuda"}

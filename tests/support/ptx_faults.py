@@ -1,17 +1,17 @@
-"""Faults planted in PTX: each a change of one place of a kernel's text."""
+"""Faults planted in PTX, each at one place of a kernel's text."""
 
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 
-class Plant(NamedTuple):
-    name: str  # of the kind and which of its places
+class PlantedFault(NamedTuple):
+    name: str  # the kind, and the number of the place
     ptx: str
     line: int
 
 
-# kind -> (what to look for, what to put there)
+# kind -> (pattern, replacement)
 KINDS: dict[str, tuple[str, str]] = {
     "barrier left out": (r"\bbar\.sync\s+0;", ";"),
     "wait for copies left out": (r"\bcp\.async\.wait_group\s+0x0;|\bcp\.async\.wait_group\s+\d+;", ";"),
@@ -30,10 +30,12 @@ KINDS: dict[str, tuple[str, str]] = {
 }
 
 
-def places(ptx: str, kind: str) -> Iterator[Plant]:
-    """One plant for each place of a kind."""
+def places(ptx: str, kind: str) -> Iterator[PlantedFault]:
+    """Yield one fault for each place of a kind."""
     pattern, replacement = KINDS[kind]
     for n, m in enumerate(re.finditer(pattern, ptx)):
         changed = m.expand(replacement)
         if changed != m[0]:
-            yield Plant(f"{kind} {n}", ptx[: m.start()] + changed + ptx[m.end() :], ptx.count("\n", 0, m.start()) + 1)
+            yield PlantedFault(
+                f"{kind} {n}", ptx[: m.start()] + changed + ptx[m.end() :], ptx.count("\n", 0, m.start()) + 1
+            )
