@@ -89,7 +89,9 @@ def test_released_streams_are_those_of_the_released_iterator(count: int, batch: 
 @given(
     st.lists(st.integers(0, 6), min_size=1, max_size=30), st.integers(1, 12), st.integers(0, 2**31), st.integers(0, 5)
 )
-def test_shuffled_pairs_are_those_of_the_released_iterator(lengths: list[int], length: int, seed: int, epoch: int) -> None:
+def test_shuffled_pairs_are_those_of_the_released_iterator(
+    lengths: list[int], length: int, seed: int, epoch: int
+) -> None:
     sentences = numbered(lengths)
     streams = shuffled(stored(sentences), 1, length, seed)
     inputs, targets = (x.flatten().tolist() for x in epoch_of(streams, epoch))
