@@ -1,5 +1,6 @@
 """The terminal: messages, progress, and the options that several commands have."""
 
+import errno
 import math
 import os
 import sys
@@ -44,6 +45,22 @@ def tell(text: str) -> None:
 def one_line(why: str) -> str:
     """Return a message as one line, even if file names in it have line ends."""
     return "error: " + why.replace("\n", "\\n").replace("\r", "\\r")
+
+
+def reason(error: Exception) -> str | None:
+    """Return the message of an error that is expected: of input, files or memory, a number that
+    overflows, or an invalid setting of the kernels; None for any other."""
+    text = str(error)
+    shown = " ".join(text.split())[:200]
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        return f"standard output: {error.strerror}"  # errors of files have a file name
+    if isinstance(error, (TxlError, OSError)) or text.startswith("TXL_KERNELS_"):
+        return text
+    if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:
+        return f"there is not enough memory for these sizes ({shown or 'MemoryError'})"
+    if isinstance(error, OverflowError) or "Storage size calculation overflowed" in text:
+        return f"a number is beyond what can be computed with ({shown})"
+    return None
 
 
 class PatientConsole(Console):

@@ -115,26 +115,3 @@ def test_ctrl_c_where_nothing_is_to_be_saved(txl: Run, run: Path, monkeypatch: p
     monkeypatch.setattr("txl.language_model.generate", interrupted)
     done = txl("generate", run)
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "then", "said", "code"),
-    [
-        (60, "raise SystemExit('error: the other one has ended')", "error: the other one has ended\n", 1),
-        (1, "time.sleep(60)", "", -signal.SIGALRM),
-    ],
-    ids=["says why", "says nothing"],
-)
-def test_sigterm_leaves_seconds_for_an_error_on_its_way(seconds: int, then: str, said: str, code: int) -> None:
-    """torchrun ends the others as soon as one process fails, perhaps before they have told it."""
-    program = f"""
-import os, signal, time
-from txl.commands import train
-
-train._LAST_WORDS_S = {seconds}
-with train._last_words():
-    os.kill(os.getpid(), signal.SIGTERM)
-    {then}
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50)
-    assert (done.returncode, done.stderr) == (code, said)

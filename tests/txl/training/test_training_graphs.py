@@ -10,7 +10,7 @@ from torch import Tensor
 from training_helpers import assert_same_run, trainer, unlock
 
 from txl import graphs
-from txl.distributed import SharedError
+from txl.errors import TxlError
 from txl.model import adaptive
 from txl.text.corpus import Corpus
 from txl.training.trainer import Trainer
@@ -104,7 +104,7 @@ def test_a_loss_that_is_not_finite_ends_a_run_in_graphs(tmp_path: Path, corpus: 
     with torch.no_grad():
         run.model.softmax.bias.fill_(torch.nan)
     before = {name: p.clone() for name, p in run.model.named_parameters()}
-    with pytest.raises(SharedError, match="the loss became nan at step 15"):
+    with pytest.raises(TxlError, match="the loss became nan at step 15"):
         run.advance(1)
     for name, p in run.model.named_parameters():
         torch.testing.assert_close(p, before[name], rtol=0, atol=0, equal_nan=True)
