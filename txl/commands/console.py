@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console, RenderableType
-from rich.constrain import Constrain
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
@@ -80,18 +79,10 @@ def say(text: object) -> None:
     console.print(str(text), markup=False, highlight=False, soft_wrap=True)
 
 
-class _Bar(Progress):
-    """A progress bar, two columns narrower than the terminal, so that an echoed ^C does not begin a
-    new line."""
-
-    def get_renderable(self) -> RenderableType:
-        return Constrain(super().get_renderable(), console.width - 2)
-
-
 def bar(*columns: ProgressColumn, transient: bool = False) -> Progress:
     """Make a progress bar, shown only on a terminal that can move its cursor, not in a file."""
     hidden = not console.is_terminal or console.is_dumb_terminal
-    return _Bar(*columns, console=console, transient=transient, disable=hidden)
+    return Progress(*columns, console=console, transient=transient, disable=hidden)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a run computes in: as asked, or as the processor's units tell."""
+"""The dtype in which a run computes: as asked, or the one that the processor is fast in."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def test_auto_is_what_the_units_multiply_faster(isa: str, helps: bool, monkeypat
         assert autocast_dtype(asked, CPU) == dtype
 
 
-def test_a_run_that_goes_on_keeps_its_precision(
+def test_resumed_run_keeps_its_precision(
     txl: Run, tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(config, "instruction_set", lambda: "amx")
