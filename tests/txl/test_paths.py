@@ -101,6 +101,17 @@ def test_error_of_a_missing_folder_names_the_file(tmp_path: Path) -> None:
             write(tmp_path / "none" / "a.json", "text")
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_permissions_follow_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        paths.replace_text(tmp_path / "a", "text")
+        (tmp_path / "b").touch()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
+
+
 def test_names_of_any_length(tmp_path: Path) -> None:
     for name in ("ä" * 127, "a" * 255):
         paths.replace_text(tmp_path / name, "text")

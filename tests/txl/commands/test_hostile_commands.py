@@ -243,17 +243,6 @@ def test_locked_run_is_not_changed(txl: Run, run: Path, whole: Path, tmp_path: P
     assert {path: path.read_bytes() for path in sorted(held.rglob("*")) if path.is_file()} == before
 
 
-@pytest.mark.parametrize("name", ["run.json", "log.jsonl"])
-def test_pipes_in_a_run_are_refused(txl: Run, whole: Path, tmp_path: Path, name: str) -> None:
-    folder = shutil.copytree(whole, tmp_path / "r")
-    (folder / name).unlink()
-    os.mkfifo(folder / name)
-    commands = ["train --run {run} --resume --steps 4"]
-    commands += [] if name == "log.jsonl" else ["eval {run} --attn-len 4", "recl {run}"]
-    for command in commands:
-        one_line(txl(*command.format(run=folder).split()), "log.jsonl" if name == "log.jsonl" else "holds no run")
-
-
 @pytest.mark.parametrize("command", ["export", "import"])
 def test_killed_export_and_import_leave_no_result(txl: Run, run: Path, tmp_path: Path, command: str) -> None:
     """The next one removes the temporary files."""

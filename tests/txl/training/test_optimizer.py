@@ -1,4 +1,4 @@
-"""Optimizers: one exact update by hand, what is decayed, Muon's matrices apart."""
+"""Optimizers: one update by hand, decayed parameters, Muon's matrices."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_one_update_by_hand(options: dict[str, object], decay: float) -> None:
         torch.testing.assert_close(p.detach(), want[name], rtol=0, atol=1e-12)
 
 
-def test_projections_and_feed_forward_matrices_are_decayed_and_nothing_else() -> None:
+def test_decayed_parameters() -> None:
     model = TransformerXL(small_config(untie_r=True, cutoffs=(4, 9), div_val=2))
     groups = make_optimizers(model, TrainConfig(weight_decay=0.1))[0].param_groups
     names = {id(p): name for name, p in model.named_parameters()}
@@ -55,7 +55,7 @@ def test_projections_and_feed_forward_matrices_are_decayed_and_nothing_else() ->
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
-def test_muon_takes_q_k_and_v_apart() -> None:
+def test_muon_updates_q_k_and_v_separately() -> None:
     model = with_gradients()
     alone = with_gradients()
     config = TrainConfig(lr=0.01, optimizer="muon", weight_decay=0.1)
