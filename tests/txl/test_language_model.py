@@ -74,6 +74,16 @@ def test_generation_is_repeatable(loaded: txl.LanguageModel) -> None:
 def test_invalid_arguments(loaded: txl.LanguageModel, tmp_path: Path) -> None:
     with pytest.raises(TxlError, match="bytes that the training data never did: 0x21 '!'"):
         loaded.stream("wait!")  # before the first token is asked for
+    for prompt, message in (
+        ("", "the prompt is empty"),
+        ([1, 2], r"prompt must be str, bytes, or a NumPy array \[n\] of tokens"),
+        (np.array([99]), "prompt must hold tokens from 0 to 24, got 99 to 99"),
+    ):
+        with pytest.raises(TxlError, match=message):
+            loaded.generate(prompt)
+    for stop in ("", ["a", "b"]):
+        with pytest.raises(TxlError, match="stop must be a string of at least one character, got "):
+            loaded.stream("00", stop=stop)
     with pytest.raises(TxlError, match="count must be an integer >= 1, got 0"):
         loaded.generate(count=0)
     with pytest.raises(TxlError, match="limit must be an integer >= 1, got -1"):

@@ -24,15 +24,9 @@ TXL = [sys.executable, "-m", "txl"]
     ("command", "words"),
     [
         ("train --run {tmp}/r --data {corpus} --d-model 100000000", "there is not enough memory for these sizes"),
-        (
-            "train --run {tmp}/r --data {corpus} --n-layer 1000000000",
-            "n_layer must be <= 10,000, got 1,000,000,000",
-        ),
+        ("train --run {tmp}/r --data {corpus} --n-layer 1000000000", "n_layer must be <= 10,000, got 1,000,000,000"),
         ("train --run {tmp}/r --data {corpus} --clamp-len 10000000000", "clamp_len must be <= 2,147,483,647"),
-        (
-            "train --run {tmp}/r --data {corpus} --d-embed 99999999999999999999",
-            "d_embed must be <= 2,147,483,647",
-        ),
+        ("train --run {tmp}/r --data {corpus} --d-embed 99999999999999999999", "d_embed must be <= 2,147,483,647"),
         ("train --run {tmp}/r --data {corpus} --min-lr-ratio 1e308", "min_lr_ratio must be <= 1, got 1e+308"),
         ("train --run {tmp}/r --data {corpus} --lr 3e38", "lr must be <= 1,000,000.0, got 3e+38"),
         ("prepare {tmp}/a\nb/c --data {tmp}/a\nb", "a\\nb"),
@@ -220,12 +214,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        "train --run {run} --data {text}",
-        "train --run {run} --resume",
-        "demo --run {run} --data {text}",
-    ],
+    "command", ["train --run {run} --data {text}", "train --run {run} --resume", "demo --run {run} --data {text}"]
 )
 def test_locked_run_is_not_changed(txl: Run, run: Path, whole: Path, tmp_path: Path, command: str) -> None:
     held = shutil.copytree(whole, tmp_path / "r")

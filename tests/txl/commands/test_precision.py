@@ -17,14 +17,7 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize(
     ("isa", "helps"),
-    [
-        ("amx", True),
-        ("avx512_bf16", True),
-        ("neon_bf16", False),
-        ("avx512", False),
-        ("avx2", False),
-        (None, False),
-    ],
+    [("amx", True), ("avx512_bf16", True), ("neon_bf16", False), ("avx512", False), ("avx2", False), (None, False)],
 )
 def test_auto_is_what_the_units_multiply_faster(isa: str, helps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "instruction_set", lambda: isa)
@@ -73,10 +66,3 @@ def test_eval_in_bf16(txl: Run, tmp_path: Path, corpus: Corpus) -> None:
         found[name] = float(done.stdout.split("│")[3])
     assert found["fp32"] == pytest.approx(found["bf16"], abs=0.01)
     one_line(txl("eval", tmp_path / "r", "--precision", "fp8"), "--precision must be auto, fp32, bf16, got 'fp8'")
-
-
-def test_eval_of_an_lstm_in_bf16(txl: Run, tmp_path: Path, corpus: Corpus) -> None:
-    trainer(tmp_path / "r", corpus, steps=2, eval_every=2, model={"network": "lstm"}).run()
-    said = txl("eval", tmp_path / "r", "--limit", 500, "--precision", "bf16").stdout
-    assert "segments in bfloat16" in said
-    assert "all before" in said

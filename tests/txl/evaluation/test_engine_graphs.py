@@ -11,7 +11,6 @@ from torch import Tensor
 
 from txl import Engine, graphs
 from txl.errors import TxlError
-from txl.evaluation.generate import Sampling, generate
 from txl.model import adaptive
 from txl_kernels import KeyValueCache, checks
 
@@ -73,18 +72,6 @@ def test_full_caches_give_the_same_bits(engines: list[Engine]) -> None:
         assert torch.equal(static(tokens), grows(tokens))
 
 
-def test_rows_that_begin_anew_see_nothing_older(engines: list[Engine]) -> None:
-    model = small_model()
-    engine, alone = Engine(model, 3, 9, 4), Engine(model, 1, 9, 4, graph=False)
-    for _ in range(4):
-        engine(torch.randint(31, (3, 4)))
-    for cache in engine.caches:
-        cache.reset(torch.tensor([False, True, False]))
-    for _ in range(3):
-        tokens = torch.randint(31, (3, 4))
-        torch.testing.assert_close(engine(tokens)[1:2], alone(tokens[1:2]), **CLOSE)
-
-
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_replayed_steps_equal_eager_ones(options: dict[str, object], engines: list[Engine]) -> None:
     """Segments and single tokens in turns, as evaluation and generation read them."""
@@ -103,38 +90,6 @@ def test_replayed_steps_equal_eager_ones(options: dict[str, object], engines: li
         tokens = torch.randint(31, (2, 1))
         torch.testing.assert_close(replayed.feed(tokens), eager.feed(tokens), **CLOSE)
     assert len(replayed._graphs._graphs) == 3
-
-
-def test_generated_texts_are_the_same(engines: list[Engine]) -> None:
-    model = small_model()
-    found = []
-    for graph in (True, False):
-        engine = Engine(model, 1, 9, 4, graph=graph)
-        engines.append(engine)
-        drawn = generate(engine, torch.ones(1, 7, dtype=torch.long), 40, Sampling(), torch.Generator().manual_seed(1))
-        found.append(torch.cat(list(drawn)).tolist())
-    assert found[0] == found[1]
-
-
-def test_a_growing_cache_cannot_be_replayed(engines: list[Engine]) -> None:
-    """The recorder notices what a graph would do: the places of a KeyValueCache are of the
-    host."""
-    model = small_model()
-    replayed, eager = Engine(model, 1, 9, 4, graph=False), Engine(model, 1, 9, 4, graph=False)
-    for engine in (replayed, eager):
-        for _ in range(5):
-            engine(torch.ones(1, 4, dtype=torch.long))
-    static = torch.ones(1, 4, dtype=torch.long)
-    caches = [x for cache in replayed.caches for x in (cache._keys, cache._values, cache.r)]
-    capture = recorded(lambda: [*model.parameters(), *caches])
-    with torch.inference_mode():
-        result, replay = capture(replayed._logits, (static,), model.device)
-    for _ in range(3):
-        tokens = torch.randint(31, (1, 4))
-        static.copy_(tokens)
-        replay()
-        want = eager(tokens)
-    assert not torch.allclose(result, want, rtol=1e-3)
 
 
 def test_a_value_read_on_the_host_is_refused() -> None:

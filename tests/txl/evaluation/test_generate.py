@@ -4,18 +4,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from model_helpers import small_model
 
-from txl import Engine, LanguageModel
+from txl import LanguageModel
 from txl.errors import TxlError
 from txl.evaluation import generate as sampling
 from txl.evaluation.evaluate import Reading
-from txl.evaluation.generate import Sampling, generate, text_of
+from txl.evaluation.generate import Sampling, text_of
 from txl.model import Network
 from txl.model.config import RecurrentConfig
 from txl.paper.recurrent import RecurrentNetwork
@@ -122,27 +121,6 @@ def test_a_method_asked_for_reads_the_text_so(system: str) -> None:
         model.generate("abc", 12, LIKELIEST, Reading(2, method="sliding", segment=3))
 
 
-def test_zeros_are_as_many_as_a_token_sees() -> None:
-    """And not as few as there are tokens, which would be right with an empty memory."""
-    model = language_model(initial_memory="zeros")
-    engine = Engine(language_model(initial_memory="zeros").model, 1, attn_len=60, max_segment=8)
-    tokens = torch.tensor(LETTERS.encode(b"abc").astype(np.int64)).unsqueeze(0)
-    want = torch.cat(list(sampling.generate(engine, tokens, 8, LIKELIEST))).tolist()
-    found = model.generate("abc", 8, LIKELIEST, Reading(60))
-    assert found == LETTERS.decode(want).decode()
-    short = sampling.generate(Engine(engine.model, 1, 11, 8), tokens, 8, LIKELIEST)
-    assert want != torch.cat(list(short)).tolist()
-
-
-def test_generation_is_repeatable_by_its_generator() -> None:
-    engine, prompt = Engine(small_model(), 2, 6, 4), torch.zeros(2, 3, dtype=torch.long)
-
-    def text() -> torch.Tensor:
-        return torch.stack(list(generate(engine, prompt, 20, Sampling(1.0), torch.Generator().manual_seed(3))))
-
-    assert torch.equal(text(), text())
-
-
 def test_sampling_options() -> None:
     logits = torch.tensor([[0.0, 3.0, 2.0, -1.0]]).expand(4000, 4)
     torch.manual_seed(0)
@@ -173,26 +151,6 @@ def test_equal_scores_let_no_more_than_k_through() -> None:
     assert len(drawn.unique()) == 3
 
 
-BAD: dict[str, tuple[dict[str, object], dict[str, Any], str]] = {
-    "empty": ({}, {"prompt": ""}, "the prompt is empty"),
-    "unknown": ({}, {"prompt": "abC"}, r"the text holds bytes that .*: 0x43 'C'"),
-    "lists": ({}, {"prompt": [1, 2]}, r"prompt must be str, bytes, or a NumPy array \[n\] of tokens"),
-    "tokens": ({}, {"prompt": np.array([99])}, r"prompt must hold tokens from 0 to 30, got 99 to 99"),
-    "count": ({}, {"count": 0}, "count must be an integer >= 1, got 0"),
-    "attn_len": ({}, {"reading": {"attn_len": 0}}, "attn_len must be >= 1, got 0"),
-    "stop": ({}, {"stop": ""}, "stop must be a string of at least one character, got ''"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_mistakes(name: str) -> None:
-    options, arguments, message = BAD[name]
-    model, asked = language_model(**options), dict(arguments)
-    how = asked.pop("reading", {})
-    with pytest.raises(TxlError, match=message):
-        model.stream(**({"prompt": "ab"} | asked), reading=Reading(**how))  # before the first token is asked for
-
-
 AB = ByteVocabulary(b"ab")
 
 
@@ -215,17 +173,3 @@ def test_any_text_and_stop_string(text: bytes, stop: bytes) -> None:
         assert not held or stop.startswith(held)
     assert shown == (text if end < 0 else text[:end])
     assert taken == (len(text) if end < 0 else end + len(stop))
-
-
-@pytest.mark.parametrize(
-    ("stop", "message"),
-    [
-        ("", "stop must be a string of at least one character, got ''"),
-        (b"", "stop must be a string of at least one character, got b''"),
-        (["a", "b"], r"stop must be a string of at least one character, got \['a', 'b'\]"),
-        (5, "stop must be a string of at least one character, got 5"),
-    ],
-)
-def test_bad_stop_strings(stop: object, message: str) -> None:
-    with pytest.raises(TxlError, match=message):
-        opened(small_model()).generate("a", 3, stop=stop)  # type: ignore[arg-type]

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from command_helpers import in_process, one_line
 
 import txl
 from txl.errors import TxlError
@@ -127,12 +126,3 @@ def test_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(TxlError, match=message):
         export(tmp_path / "a.safetensors", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    saved(tmp_path / "a.safetensors")
-    source, out = tmp_path / "a.safetensors", tmp_path / "out"
-    done = in_process(capfd, "export", source, out)
-    assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors", "vocab.txt"]
-    one_line(in_process(capfd, "export", source, out), "exists already")

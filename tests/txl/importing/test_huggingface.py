@@ -251,21 +251,6 @@ def test_words_read_as_latin_1_are_decoded_again(
         assert corpus.vocabulary == found
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_right_vocabulary_is_kept(kind: str, saved: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One real word shows that the others, which look like mojibake, are meant; all import."""
-    name, content = KINDS[kind]
-    for n, words in enumerate((TRUE, [*mojibake(TRUE[:-1]), "naïve"], [*mojibake(TRUE[:-1]), "Ωmega"])):
-        words = [*words, *PLAIN_WORDS]
-        (saved / "vocab.pkl").unlink(missing_ok=True)
-        (saved / name).write_bytes(content(words))
-        convert(saved, tmp_path / f"{n}.safetensors")
-        assert "Latin-1" not in caplog.text
-        found = txl.load(tmp_path / f"{n}.safetensors").vocabulary
-        assert isinstance(found, WordVocabulary)
-        assert list(found.words) == words
-
-
 @pytest.mark.parametrize("words", [["<eos>", "a b"], ["a", "b"], ["<eos>", "a", "a"], ["<eos>", 3], []], ids=str)
 def test_a_refused_vocabulary_names_the_option(words: list[Any], saved: Path, tmp_path: Path) -> None:
     (saved / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": words}))

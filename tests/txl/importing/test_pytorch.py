@@ -6,7 +6,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -265,25 +264,6 @@ def test_hostile_pickles_of_the_older_format(name: str, tmp_path: Path) -> None:
     assert not vars(torch._utils._rebuild_tensor_v2)
 
 
-def test_an_archive_that_looks_like_one(tmp_path: Path) -> None:
-    """A tar whose first name is the older format's number: torch's own reader would unpack it."""
-    path, other = tmp_path / "model.pt", tmp_path / "other"
-    other.write_text("untouched")
-    other.chmod(0o600)
-    magic = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as archive:
-        first = tarfile.TarInfo(magic.decode("latin-1"))
-        first.size = 16
-        archive.addfile(first, io.BytesIO(b"MemTransformerLM"))
-        link = tarfile.TarInfo("storages")
-        link.mode, link.type, link.linkname = 0o777, tarfile.LNKTYPE, str(other)
-        archive.addfile(link)
-    with pytest.raises(TxlError, match="not a whole file of tensors and data"):
-        convert(path, tmp_path / "ours.safetensors")
-    assert other.stat().st_mode & 0o777 == 0o600
-    assert sorted(x.name for x in tmp_path.iterdir()) == ["model.pt", "other"]
-
-
 def test_a_key_without_bounds_in_a_zip(tmp_path: Path) -> None:
     """Hashing it would end the process in torch's reader."""
     with zipfile.ZipFile(tmp_path / "vocab.bin", "w") as archive:
@@ -312,16 +292,6 @@ def test_modules_without_end(tmp_path: Path) -> None:
     found: dict[str, torch.Tensor] = {}
     pytorch._collect(module({}, {"n" * 1000: torch.zeros(1)}), "", found, set())
     assert list(found) == ["n" * 100]
-
-
-@pytest.mark.parametrize("length", ["7", None, -5, 2**70, 1.5, [1]], ids=str)
-def test_a_segment_of_no_length(length: Any, files: Path, tmp_path: Path) -> None:
-    held = pickles.load(files / "zip" / "checkpoint_last.pt")
-    held = {name: held[name] for name in ("model_config", "model_state")}
-    held["model_config"]["tgt_len"] = length
-    torch.save(held, tmp_path / "checkpoint_last.pt")
-    with pytest.raises(TxlError, match=r"segments must be from 1 to"):
-        convert(tmp_path / "checkpoint_last.pt", tmp_path / "ours.safetensors", files / "zip" / "cache.pt")
 
 
 @pytest.mark.parametrize("first", [True, False])

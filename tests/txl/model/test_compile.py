@@ -106,17 +106,6 @@ def test_a_segment_is_one_graph(options: dict[str, Any], graphs: Graphs) -> None
     assert (forward[OPERATOR], backward[BACKWARD]) == (layers, layers)
 
 
-def test_what_breaks_where_breaks_are_allowed(graphs: Graphs) -> None:
-    """Only the rows of a bin, whose number depends on values (and what torch makes of a loop that
-    broke there), never our operators: `capture_dynamic_output_shape_ops`, which fullgraph=True
-    implies, takes them into the graph."""
-    network = model(**BINS, div_val=2)
-    trained(network, segments([6]), torch.compile(step, dynamic=True, backend=graphs.backend))
-    first, *others = counters["graph_break"]
-    assert "aten.nonzero" in first
-    assert all("builtin str" in reason for reason in others)
-
-
 @pytest.mark.parametrize(
     "change", ["none", *(pytest.param(x, marks=SLOW) for x in ("untied", "recomputed", "autocast"))]
 )
@@ -136,19 +125,6 @@ def test_layers_share_three_graphs_however_many_they_are(change: str, graphs: Gr
     assert not counters["graph_break"]
     assert sum(OPERATOR in found for found in graphs.operators) == (6 if change == "recomputed" else 3)
     assert sum(BACKWARD in found for found in graphs.operators) == 3
-
-
-@pytest.mark.slow
-def test_a_run_read_whole_takes_four_graphs(graphs: Graphs) -> None:
-    """A memory that grows and one that is full are two more than none and one as long as the
-    segment."""
-    network, parts = model(mem_len=30), segments([6] * 7 + [4])
-    whole = torch.compile(step, fullgraph=True, dynamic=True, backend=graphs.backend)
-    seen = []
-    for _ in range(2):
-        trained(network, parts, whole)
-        seen.append(counters["stats"]["unique_graphs"])
-    assert seen == [4, 4]
 
 
 @SLOW

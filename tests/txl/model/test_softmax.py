@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from txl import TransformerXL
 from txl.errors import TxlError
-from txl.model.adaptive import AdaptiveSoftmax
 
 CUTOFFS = (4, 9, 20)
 KINDS: dict[str, dict[str, object]] = {
@@ -126,20 +125,6 @@ def test_order_of_the_targets_does_not_matter(targets: list[int]) -> None:
     torch.testing.assert_close(softmax.nll(hidden, wanted), torch.cat(one_by_one, 1), rtol=0, atol=1e-12)
 
 
-def test_only_the_bins_that_are_hit_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: list[int] = []
-    scores = AdaptiveSoftmax._scores
-
-    def counted(self: AdaptiveSoftmax, hidden: list[Tensor]) -> list[Tensor]:
-        rows.extend(len(h) for h in hidden)
-        return scores(self, hidden)
-
-    monkeypatch.setattr(AdaptiveSoftmax, "_scores", counted)
-    softmax = small_model(cutoffs=CUTOFFS).softmax
-    softmax.nll(torch.randn(1, 6, 16, dtype=torch.float64), torch.tensor([[1, 5, 25, 26, 3, -100]]))
-    assert rows == [6, 1, 0, 2]
-
-
 def test_loss_is_float32_of_bfloat16_states() -> None:
     softmax = small_model(cutoffs=CUTOFFS, div_val=2).bfloat16().softmax
     hidden, targets = torch.randn(1, 6, 16), torch.tensor([[1, 5, 25, 26, 3, -100]])
@@ -186,10 +171,7 @@ def test_bad_targets() -> None:
         ({"div_val": 2}, "div_val = 2 needs cutoffs"),
         ({"tie_projs": "some"}, "tie_projs must be one of none, tail, all, got 'some'"),
         ({"tie_projs": "all", "tie_weight": False}, "tie_projs needs tie_weight"),
-        (
-            {"encoding": "rotary"},
-            "sinusoid, learned, got 'rotary'",
-        ),
+        ({"encoding": "rotary"}, "sinusoid, learned, got 'rotary'"),
         ({"encoding": "shaw"}, "table_len must be given with encoding='shaw'"),
         ({"table_len": 3}, "table_len is for a learned encoding"),
         ({"encoding": "sinusoid", "clamp_len": 3}, "clamp_len is for encoding='relative', not 'sinusoid'"),

@@ -8,8 +8,7 @@ import pytest
 import torch
 from model_helpers import small_model
 
-from txl.errors import TxlError
-from txl.paper.attention_maps import Attention, check_attention, marked, read_weights, weights_of_terms
+from txl.paper.attention_maps import Attention, marked, read_weights, weights_of_terms
 
 TEXT = np.random.default_rng(0).integers(0, 31, 60).astype(np.uint8)
 WINDOW = 9
@@ -110,24 +109,6 @@ def test_widest_head_has_the_most_even_attention():
     weights = torch.tensor([[[0.7, 0.1, 0.1, 0.1]], [[0.25] * 4]])
     attention.add(0, [{"all": weights}, {"all": weights.flip(0)}])
     assert (attention.widest(0), attention.widest(1)) == (1, 2)
-
-
-@pytest.mark.parametrize(
-    ("options", "arguments", "words"),
-    [
-        ({}, {"window": 61}, "the text has 60 tokens, fewer than a window of 61"),
-        ({}, {"window": 0}, "window and segment must be >= 1, got 0"),
-        ({"mem_len": 0, "encoding": "sinusoid"}, {}, "encoding 'sinusoid' has no positions in its scores"),
-        (
-            {"mem_len": 0, "encoding": "learned", "table_len": 9},
-            {},
-            "encoding 'learned' has no positions in its scores",
-        ),
-    ],
-)
-def test_bad_arguments(options, arguments, words):
-    with pytest.raises(TxlError, match=words):
-        next(read_weights(check_attention(small_model(**options)), TEXT, 0, **({"window": 8} | arguments)))
 
 
 PROGRAM = """

@@ -6,14 +6,10 @@ import torch
 from torch import nn
 from training_helpers import assert_same_run
 
-from txl import recipes
 from txl.errors import TxlError
 from txl.evaluation.evaluate import Reading, evaluate
-from txl.model import make_network
 from txl.model.config import RecurrentConfig, config_from_json
-from txl.model.transformer import count_parameters
 from txl.paper.recurrent import QRNNLayer, RecurrentNetwork
-from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
 from txl.training.trainer import Trainer
 from txl.training.update import layer_matrices
@@ -136,20 +132,6 @@ def test_a_qrnns_recurrence_keeps_float32_under_autocast():
     assert out.dtype == state[0].dtype == torch.float32
 
 
-@pytest.mark.parametrize(("name", "millions"), [("wt103-lstm", 150.4), ("wt103-qrnn", 153.9)])
-def test_parameters_of_the_papers_group(name, millions):
-    with torch.device("meta"):
-        counted = count_parameters(make_network(recipes.load(name).model_config()))
-    assert abs(counted / 1e6 - millions) < 0.1
-
-
-@pytest.mark.parametrize("name", ["laptop-lstm", "laptop-qrnn"])
-def test_laptop_networks_have_laptops_parameters(name):
-    with torch.device("meta"):
-        sizes = [count_parameters(make_network(recipes.load(n).model_config(204))) for n in ("laptop", name)]
-    assert abs(sizes[1] / sizes[0] - 1) < 0.06
-
-
 def test_what_a_network_lacks_is_refused():
     with pytest.raises(TxlError, match="unexpected keyword argument 'n_head'"):
         config_from_json({"network": "lstm", "vocab_size": 9, "n_head": 2})
@@ -161,34 +143,6 @@ def test_what_a_network_lacks_is_refused():
     memory = model.read(torch.zeros(1, 4, dtype=torch.long)).memory
     with pytest.raises(ValueError, match="memory must be for a batch of 2, got 1"):
         model.read(torch.zeros(2, 4, dtype=torch.long), memory)
-
-
-FORGED = {
-    "another width": lambda memory: [x[:, 1:] for x in memory],
-    "a tensor too few": lambda memory: memory[:-1],
-    "a tensor too many": lambda memory: [*memory, memory[0]],
-    "another rank": lambda memory: [x.unsqueeze(1) for x in memory],
-    "whole numbers": lambda memory: [x.long() for x in memory],
-}
-
-
-@pytest.mark.parametrize("name", FORGED)
-@pytest.mark.parametrize("network", ["lstm", "qrnn"])
-def test_a_forged_state_is_named(name, network, corpus, tmp_path):
-    sizes = {"network": network, "vocab_size": len(corpus.vocabulary), "n_layer": 2, "d_model": 16, "d_inner": 24}
-    config = TrainConfig(steps=9, batch=4, tgt_len=16)
-    run = Trainer(tmp_path, corpus, config_from_json(sizes), config)
-    run.advance(2)
-    run.save()
-    saved = checkpoints.load(run.last)
-    held = {name: x for name, x in saved.tensors.items() if not name.startswith(("model.", "memory."))}
-    memory = [saved.tensors[f"memory.{n}"] for n in range(len(saved.part("memory")))]
-    forged = {f"memory.{n}": x for n, x in enumerate(FORGED[name](memory))}
-    checkpoints.save(run.last, run.model, saved.vocabulary, saved.state, held | forged)
-    with pytest.raises(
-        TxlError, match=rf"memory of a network of kind '{network}' must be floating-point tensors \[\[4, 24\], .*got "
-    ):
-        Trainer(tmp_path, corpus, config_from_json(sizes), config, resume=True).advance(1)
 
 
 @pytest.mark.parametrize(

@@ -182,14 +182,6 @@ def test_a_file_of_words_is_cut_at_line_ends(tmp_path: Path) -> None:
     assert corpus.source.endswith("(split 90/5/5 by bytes, at line ends)")
 
 
-def test_bytes_of_a_folder_that_says_its_splits(tmp_path: Path) -> None:
-    files = PLAIN | {"other.txt": "not read"}
-    corpus = prepared(written(tmp_path / "in", files), tmp_path / "c")
-    assert corpus.rule == "bytes"
-    decoded = [corpus.vocabulary.decode(split).decode() for split in tokens(corpus)]
-    assert decoded == [PLAIN["train.txt"], PLAIN["valid.txt"], PLAIN["test.txt"]]
-
-
 @pytest.mark.parametrize("rule", ["bytes", "words"])
 def test_pieces_may_end_anywhere(rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "".join(f"été  à {n * 7919 % 997}\t\n \n読む" for n in range(200))

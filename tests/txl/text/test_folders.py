@@ -132,11 +132,3 @@ def test_hidden_files_are_left_out(form: str, tmp_path: Path) -> None:
     corpus = data.prepare(source, tmp_path / "c")
     assert corpus.source == f"{source} (split 90/5/5 by bytes)"
     assert corpus.vocabulary.decode(corpus.test) == (LINE * 100)[-115:]
-
-
-def test_hidden_files_have_no_split(tmp_path: Path) -> None:
-    """A data set beside a hidden folder that repeats every name of its files."""
-    held = UNPACKED["WikiText"][0]
-    source = written(tmp_path / "in", held | {f".old/{name}": b"\0" for name in held})
-    corpus = data.prepare(source, tmp_path / "c", PrepareOptions("wikitext-2"))
-    assert corpus.vocabulary.decode(corpus.train) == LINE

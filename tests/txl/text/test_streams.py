@@ -47,16 +47,6 @@ def epoch_of(streams: Streams, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat([x[:, -y.shape[1] :] for x, y in segments], 1), torch.cat([y for _, y in segments], 1)
 
 
-def test_streams_are_contiguous_and_pure(corpus: Corpus) -> None:
-    streams = Streams(corpus.train, 3, 10)
-    x0, y0 = streams.segment(0)
-    x1, _ = streams.segment(1)
-    assert torch.equal(x0[:, 1:], y0[:, :-1])
-    assert torch.equal(y0[:, -1], x1[:, 0])
-    assert torch.equal(streams.segment(streams.segments)[0], x0)
-    assert [streams.starts_epoch(n) for n in (0, 1, streams.segments)] == [True, False, True]
-
-
 @given(st.integers(2, 200), st.integers(1, 9), st.integers(1, 30), st.integers(0, 40))
 def test_every_token_is_a_target_once_an_epoch(pairs: int, batch: int, length: int, ext_len: int) -> None:
     pairs = max(pairs, batch)

@@ -36,13 +36,6 @@ def test_round_trip(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-def test_paths_may_be_strings(tmp_path: Path) -> None:
-    save(str(tmp_path / "run" / "last.safetensors"))
-    for path in (str(tmp_path / "run"), str(tmp_path / "run" / "last.safetensors")):
-        assert checkpoints.load(path).path == tmp_path / "run" / "last.safetensors"
-        assert checkpoints.restore(path)[1].state == {"step": 3}
-
-
 def test_folder_means_best_then_last(tmp_path: Path) -> None:
     save(tmp_path / "last.safetensors")
     assert checkpoints.load(tmp_path).path.name == "last.safetensors"

@@ -79,8 +79,7 @@ def rewritten(path: Path, change: object) -> None:
 
 
 FORGED: list[tuple[str, object]] = [
-    ("config", None), ("config.d_model", "16"), ("config.n_layer", 10**9), ("config.vocab_size", 3), ("state", []),
-    ("state.best_loss", float("nan")), ("state.attn_len", 10**30), ("state.train", {"steps": "6"}),
+    ("config.n_layer", 10**9), ("state.best_loss", float("nan")), ("state.train", {"steps": "6"}),
     ("vocabulary.dropped", [300]), ("format", 2),
 ]  # fmt: skip
 

@@ -159,6 +159,10 @@ def test_recomputed_activations_change_nothing(tmp_path: Path, corpus: Corpus) -
         ({"average": "swa"}, "average must be one of none, ema, triggered, got 'swa'"),
         ({"ema_decay": 1.0}, "ema_decay must be <= 0.999999, got 1.0"),
         ({"ext_len": -1}, "ext_len must be >= 0, got -1"),
+        ({"steps": 0}, "steps must be >= 1, got 0"),
+        ({"lr": 0.0}, "lr must be > 0, got 0.0"),
+        ({"lr": float("nan")}, "lr must be > 0, got nan"),
+        ({"precision": "fp8"}, "precision must be one of auto, fp32, bf16, got 'fp8'"),
     ],
 )
 def test_bad_training_options(options: dict[str, object], message: str) -> None:
@@ -166,15 +170,25 @@ def test_bad_training_options(options: dict[str, object], message: str) -> None:
         TrainConfig(**options)
 
 
-def test_validation_of_a_model_with_a_window_uses_its_memory(tmp_path: Path, corpus: Corpus) -> None:
-    options = {"encoding": "sinusoid", "mem_len": 16, "window": 16, "dropout": 0.0, "attn_dropout": 0.0}
+@pytest.mark.parametrize(
+    ("options", "readings"),
+    [
+        (
+            {"encoding": "sinusoid", "mem_len": 16, "window": 16},
+            [Reading(n, method="segments", segment=16) for n in (32, 24)],
+        ),
+        ({"mem_len": 0}, [Reading(n, method="sliding", segment=8) for n in (16, 12)]),
+    ],
+    ids=["memory and window", "no memory"],
+)
+def test_validation_attends_as_far_as_training(
+    tmp_path: Path, corpus: Corpus, options: dict[str, object], readings: list[Reading]
+) -> None:
+    options = options | {"dropout": 0.0, "attn_dropout": 0.0}
     t = trainer(tmp_path, corpus, model=options, steps=1, eval_every=1)
     t.run()
     entries = read_log(tmp_path / "log.jsonl")
-    losses = [
-        evaluate(t.model, corpus.valid, corpus.vocabulary.start, Reading(n, method="segments", segment=16)).nats
-        for n in (32, 24)
-    ]
+    losses = [evaluate(t.model, corpus.valid, corpus.vocabulary.start, reading).nats for reading in readings]
     assert losses[0] != losses[1]
     assert entries[-1]["valid_loss"] == losses[0]
     saved = checkpoints.load(t.best)

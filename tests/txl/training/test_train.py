@@ -14,10 +14,9 @@ from training_helpers import assert_same_run, contents, trainer
 import txl
 import txl_kernels
 from txl.errors import Interrupted, TxlError
-from txl.evaluation.evaluate import Reading, evaluate
 from txl.text.corpus import Corpus, prepare
 from txl.training import checkpoint as checkpoints
-from txl.training.run import read_log, read_record, refuse_used_folder
+from txl.training.run import read_record, refuse_used_folder
 from txl.training.trainer import Trainer
 
 
@@ -119,19 +118,6 @@ def test_resume_refuses_another_text(tmp_path: Path, corpus: Corpus) -> None:
     assert other.vocabulary == corpus.vocabulary
     with pytest.raises(TxlError, match="cannot resume on another text"):
         trainer(tmp_path / "run", other, resume=True)
-
-
-def test_validation_attends_as_far_as_training(tmp_path: Path, corpus: Corpus) -> None:
-    t = trainer(tmp_path, corpus, steps=1, eval_every=1, model={"mem_len": 0, "dropout": 0.0, "attn_dropout": 0.0})
-    t.run()
-    entries = read_log(tmp_path / "log.jsonl")
-    losses = [
-        evaluate(t.model, corpus.valid, corpus.vocabulary.start, Reading(n, method="sliding", segment=8)).nats
-        for n in (16, 12)
-    ]
-    assert losses[0] != losses[1]
-    assert entries[-1]["valid_loss"] == losses[0]
-    assert checkpoints.load(t.best).attn_len == 16
 
 
 def test_a_best_checkpoint_cannot_be_resumed(tmp_path: Path, corpus: Corpus) -> None:
