@@ -1,4 +1,4 @@
-"""Functions and commands in several processes that have met, as torchrun would start them."""
+"""Functions and commands in several processes."""
 
 import os
 import signal
@@ -48,8 +48,7 @@ def _in_world(function: Callable[..., T], arguments: dict[str, Any]) -> T:
 
 
 def torchrun(size: int, *arguments: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """`torchrun --nproc-per-node size -m txl arguments`, to its end; AssertionError after so many
-    seconds."""
+    """Run `torchrun --nproc-per-node size -m txl ..`; AssertionError after `timeout` seconds."""
     with start_torchrun(size, *arguments) as process:
         try:
             out, err = process.communicate(timeout=timeout)
@@ -61,7 +60,7 @@ def torchrun(size: int, *arguments: object, timeout: float = 120) -> subprocess.
 
 @contextmanager
 def start_torchrun(size: int, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """The same on its way, in a process group of its own, all of which is killed in the end."""
+    """Start torchrun in a process group of its own, which is killed in the end."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
     process = subprocess.Popen(
         [*launcher, "-m", "txl", *map(str, arguments)], env=environment(), start_new_session=True, text=True, cwd=ROOT,
@@ -82,7 +81,7 @@ def start_torchrun(size: int, *arguments: object) -> Iterator[subprocess.Popen[s
 
 
 def children(pid: int) -> list[int]:
-    """Of torchrun the ranks, in their order."""
+    """Return the process ids of torchrun's ranks, in order."""
     found = Path(f"/proc/{pid}/task/{pid}/children")
     try:
         return [int(child) for child in found.read_text().split()]
@@ -91,7 +90,7 @@ def children(pid: int) -> list[int]:
 
 
 def environment() -> dict[str, str]:
-    """This one, for a process outside of any world, with one thread and our modules."""
+    """Return this environment without torchrun's variables, with one thread and our modules."""
     kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")}
-    paths = [str(ROOT), str(HERE), str(ROOT / "tests" / "txl" / "distributed"), kept.get("PYTHONPATH", "")]
+    paths = [str(ROOT), str(HERE), kept.get("PYTHONPATH", "")]
     return kept | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, paths))}

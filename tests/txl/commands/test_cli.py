@@ -1,4 +1,4 @@
-"""The commands as a user runs them: output, exit codes, and one clear line for each mistake."""
+"""The commands as a user runs them: output, exit codes, errors in one line."""
 
 import bz2
 import gzip

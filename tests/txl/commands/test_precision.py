@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
     ("isa", "helps"),
     [("amx", True), ("avx512_bf16", True), ("neon_bf16", False), ("avx512", False), ("avx2", False), (None, False)],
 )
-def test_auto_is_what_the_units_multiply_faster(isa: str, helps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_the_faster_dtype(isa: str, helps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "instruction_set", lambda: isa)
     assert resolved("auto", CPU) == ("bf16" if helps else "fp32")
     assert autocast_dtype("auto", CPU) == (torch.bfloat16 if helps else None)
@@ -43,7 +43,7 @@ def test_resumed_run_keeps_its_precision(
 
 
 def test_bf16_follows_fp32(tmp_path: Path, corpus: Corpus) -> None:
-    """Losses of the first updates differ by what rounding to eight bits does."""
+    """Losses of the first updates differ by bfloat16's rounding."""
     losses = {}
     for name in ("fp32", "bf16"):
         found: list[float] = []

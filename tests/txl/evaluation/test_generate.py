@@ -1,4 +1,4 @@
-"""Sampling, and `LanguageModel` with a stop string, clamped distances, zeros before."""
+"""Sampling, prompts, stop strings."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +34,7 @@ SYSTEMS: dict[str, dict[str, object]] = {
 
 
 def opened(model: Network, vocabulary: Vocabulary = LETTERS) -> LanguageModel:
-    """With parameters whose likeliest texts differ and go on changing."""
+    """Return a model whose likeliest texts differ by prompt."""
     torch.manual_seed(1)
     for name, p in model.named_parameters():
         if p.dim() > 1:
@@ -54,7 +54,7 @@ def recurrent(kind: str) -> LanguageModel:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The batch of every step of sampling from now on."""
+    """Return a list to which every step of sampling adds its batch size."""
     steps: list[int] = []
 
     def generate(*arguments: Any) -> Iterator[torch.Tensor]:
@@ -67,8 +67,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("name", [*SYSTEMS, "lstm", "qrnn"])
-def test_a_prompt_as_text_bytes_and_tokens(name: str) -> None:
-    """Shorter than memory, and longer; and a text is drawn again by its seed."""
+def test_prompts_of_text_bytes_and_tokens(name: str) -> None:
+    """Prompts shorter and longer than the memory; a seed repeats a text."""
     model = language_model(**SYSTEMS[name]) if name in SYSTEMS else recurrent(name)
     texts = set()
     for prompt in ("abc", "the quick brown fox jumps over it", "a"):
@@ -81,7 +81,7 @@ def test_a_prompt_as_text_bytes_and_tokens(name: str) -> None:
     assert model.generate("a", 20, seed=3) == model.generate("a", 20, seed=3) != model.generate("a", 20, seed=4)
 
 
-def test_a_space_goes_before_a_word_unless_there_is_one() -> None:
+def test_space_before_the_first_word() -> None:
     model = language_model(WORDS)
     after_word, after_space, after_line = (model.generate(p, 5, LIKELIEST) for p in ("w1 w2", "w1 w2 ", "w1\n"))
     assert after_word == " " + after_space
@@ -89,7 +89,7 @@ def test_a_space_goes_before_a_word_unless_there_is_one() -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [LETTERS, WORDS], ids=["bytes", "words"])
-def test_a_stop_string_over_several_tokens(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_string_of_several_tokens(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     model, plain = language_model(vocabulary), Sampling(1.0)
     prompt = b"abc" if vocabulary is LETTERS else b"w1 w2"
     pieces = list(model.stream(prompt, 40, plain, seed=1))
@@ -108,9 +108,8 @@ def test_a_stop_string_over_several_tokens(vocabulary: Vocabulary, monkeypatch: 
 
 
 @pytest.mark.parametrize("system", ["relative", "sinusoid", "no recurrence"])
-def test_a_method_asked_for_reads_the_text_so(system: str) -> None:
-    """Of windows as long as the text and memories that hold all of it every method sees the same,
-    but for how far back its positions reach."""
+def test_methods_of_reading_the_prompt(system: str) -> None:
+    """Windows and memories that hold the whole text give the same text in every method."""
     model = language_model(**SYSTEMS[system])
     window = model.generate("abc", 12, LIKELIEST, Reading(40, method="sliding"))
     assert window == model.generate("abc", 12, LIKELIEST, Reading(40, method="sliding", segment=3))
@@ -140,13 +139,13 @@ def test_sampling_options() -> None:
         ({"top_p": 0.0}, r"top-p must be in \(0, 1\], got 0.0"),
     ],
 )
-def test_bad_sampling(arguments: dict[str, float], message: str) -> None:
+def test_invalid_sampling(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(TxlError, match=message):
         Sampling(**arguments)
 
 
-def test_equal_scores_let_no_more_than_k_through() -> None:
-    """A threshold at the k-th value would let all of them through."""
+def test_top_k_of_equal_scores() -> None:
+    """A threshold at the k-th value would keep all of them."""
     drawn = Sampling(1.0, top_k=3).draw(torch.zeros(2000, 50))
     assert len(drawn.unique()) == 3
 
@@ -156,7 +155,7 @@ AB = ByteVocabulary(b"ab")
 
 @given(st.text("ab", max_size=40).map(str.encode), st.text("ab", max_size=4).map(str.encode))
 def test_any_text_and_stop_string(text: bytes, stop: bytes) -> None:
-    """The text up to its first stop string, each part as soon as it is known, and no more."""
+    """The text up to its first stop string, each part as soon as it is certain."""
     taken = 0
 
     def drawn() -> Iterator[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""TransformerXL: sizes, memory, options, gradients; what dropout takes together, and where."""
+"""TransformerXL: sizes, memory, options, gradients, dropout."""
 
 import copy
 
@@ -13,7 +13,7 @@ from txl.model.transformer import VariationalDropout, count_parameters
 
 
 @pytest.mark.parametrize("length", [1, 3, 8, 20])
-def test_memory_is_the_last_states_of_every_layer(length: int) -> None:
+def test_memory_holds_the_last_states_of_every_layer(length: int) -> None:
     model = small_model()
     _, memory = model(torch.randint(31, (2, 5)))
     _, after = model(torch.randint(31, (2, length)), memory)
@@ -38,7 +38,7 @@ def test_zero_initial_memory_is_attended() -> None:
     torch.testing.assert_close(zeros(tokens)[0], empty(tokens, explicit)[0])
 
 
-def test_nothing_flows_back_into_the_segment_before() -> None:
+def test_no_gradient_into_the_segment_before() -> None:
     model = small_model()
     first, second = torch.randint(31, (1, 4)), torch.randint(31, (1, 4))
     _, memory = model(first)
@@ -69,7 +69,7 @@ def test_dropout_only_in_training() -> None:
     assert not torch.equal(model(tokens)[0], model(tokens)[0])
 
 
-def test_masks_are_constant_over_time_and_independent_over_the_batch() -> None:
+def test_variational_masks() -> None:
     torch.manual_seed(0)
     dropped = VariationalDropout(0.3)(torch.ones(64, 50, 40))
     assert torch.equal(dropped, dropped[:, :1].expand_as(dropped))
@@ -80,7 +80,7 @@ def test_masks_are_constant_over_time_and_independent_over_the_batch() -> None:
     assert not torch.equal(VariationalDropout(0.3)(torch.ones(2, 3, 40)), VariationalDropout(0.3)(torch.ones(2, 3, 40)))
 
 
-def test_word_dropout_takes_all_of_a_words_occurrences() -> None:
+def test_word_dropout_drops_all_occurrences() -> None:
     torch.manual_seed(0)
     embedding = AdaptiveEmbedding(small_config(word_dropout=0.4))
     torch.nn.init.ones_(embedding.tables[0])
@@ -94,7 +94,7 @@ def test_word_dropout_takes_all_of_a_words_occurrences() -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("div_val", [1, 2])
 def test_tokens_out_of_range(div_val: int, compiled: bool) -> None:
-    """An IndexError however many tables there are and wherever the token stands, also compiled."""
+    """Any number of tables raises IndexError for a token anywhere, also compiled."""
     model = small_model(cutoffs=(10, 20), div_val=div_val)
     torch._dynamo.reset()
     for way in (model.embedding, *(() if compiled else (model,))):
@@ -109,7 +109,7 @@ def test_tokens_out_of_range(div_val: int, compiled: bool) -> None:
             embed(torch.tensor([[0, 9, 10, 19, 20, 30]]))
 
 
-def test_where_the_penn_treebank_model_drops() -> None:
+def test_dropout_of_the_penn_treebank_model() -> None:
     """Embeddings, attention output, feed-forward hidden units and output, final states."""
     model = TransformerXL(
         small_config(
@@ -146,12 +146,12 @@ def test_memory_keeps_the_masks_it_was_made_with() -> None:
         ({"initial_memory": "ones"}, "initial_memory must be one of empty, zeros, got 'ones'"),
     ],
 )
-def test_bad_model_options(options: dict[str, object], message: str) -> None:
+def test_invalid_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(TxlError, match=message):
         small_config(**options)
 
 
-def test_bad_inputs() -> None:
+def test_invalid_inputs() -> None:
     model = small_model()
     with pytest.raises(ValueError, match=r"tokens must be \[B, L\] with L >= 1, got shape \[2, 0\]"):
         model(torch.zeros(2, 0, dtype=torch.long))
@@ -170,7 +170,7 @@ def test_bad_inputs() -> None:
     ids=str,
 )
 @pytest.mark.parametrize("how", ["to_empty", "assign", "deepcopy", "half"])
-def test_what_is_tied_stays_tied(options: dict[str, object], how: str) -> None:
+def test_tied_weights_stay_tied(options: dict[str, object], how: str) -> None:
     model = small_model(**options)
     state, count = model.state_dict(), count_parameters(model)
     if how == "to_empty":

@@ -1,4 +1,4 @@
-"""Adaptive softmax and input: against torch's own module, by definition, and at their edges."""
+"""Adaptive softmax and input: by definition, against torch's module, errors."""
 
 import math
 
@@ -28,7 +28,7 @@ KINDS: dict[str, dict[str, object]] = {
 
 
 def log_prob(model: TransformerXL, h: Tensor, w: int) -> Tensor:
-    """Of token w after state h [d_model], by the formula of the docstring."""
+    """Return the log-probability of token w after state h [d_model], by the docstring's formula."""
     softmax, bounds = model.softmax, (0, *model.config.cutoffs, model.config.vocab_size)
 
     def scores(i: int) -> Tensor:
@@ -107,8 +107,8 @@ def test_against_torchs_adaptive_softmax(div_val: int) -> None:
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("tokens", [[0, 1, 2], [20, 30, 25], []], ids=str)
-def test_every_parameter_has_a_gradient_whatever_the_bins_hold(options: dict[str, object], tokens: list[int]) -> None:
-    """Otherwise data-parallel training would wait for ever for those of an empty bin."""
+def test_parameters_of_empty_bins_have_gradients(options: dict[str, object], tokens: list[int]) -> None:
+    """Data-parallel training would wait for the gradients of an empty bin."""
     model = small_model(**options)
     block = torch.tensor([tokens or [3, 3, 3]])
     targets = block if tokens else torch.full_like(block, -100)
@@ -147,7 +147,7 @@ def test_tables_are_shared_only_where_they_are_tied() -> None:
     assert ids({"tie_weight": False}) == ([False] * 4, [False] * 4)
 
 
-def test_bad_targets() -> None:
+def test_invalid_targets() -> None:
     softmax = small_model(cutoffs=CUTOFFS).softmax
     hidden = torch.randn(1, 3, 16, dtype=torch.float64)
     with pytest.raises(ValueError, match=r"targets must be \[1, 3\], like hidden, got \[3\]"):
@@ -178,7 +178,7 @@ def test_bad_targets() -> None:
         ({"encoding": "shaw", "table_len": 3, "untie_r": True}, "untie_r is for encoding='relative'"),
     ],
 )
-def test_bad_options(options: dict[str, object], message: str) -> None:
+def test_invalid_options(options: dict[str, object], message: str) -> None:
     with pytest.raises(TxlError, match=message):
         small_config(**options)
 

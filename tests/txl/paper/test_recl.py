@@ -1,5 +1,4 @@
-"""RECL by its definition (paper, Appendix C), written again as loops; its losses at exact contexts,
-each that of one window of its own, however runs are shared."""
+"""RECL by its definition (paper, Appendix C) in loops; each loss is that of its own window."""
 
 import math
 
@@ -39,7 +38,7 @@ def by_definition(losses: dict, name: str, c: int, later: int, ratio: float) -> 
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0])
-def test_relative_losses_are_the_definition(ratio):
+def test_relative_losses_by_definition(ratio):
     losses = some_losses()
     short, long = relative_losses(losses, ratio)
     for name in losses:
@@ -49,7 +48,7 @@ def test_relative_losses_are_the_definition(ratio):
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1.0])
-def test_the_search_is_the_definition(ratio):
+def test_search_by_definition(ratio):
     losses = some_losses(3)
     found = effective_context(losses, CONTEXTS, ratio, threshold=0.2)
     for name in losses:
@@ -66,13 +65,13 @@ def test_the_search_is_the_definition(ratio):
         )
 
 
-def test_the_threshold_is_one_percent():
+def test_threshold_is_one_percent():
     for gain, length in ((0.0101, 200), (0.0099, 100)):
         steps = np.array([[1.0], [1 + math.log(1 - gain)], [1 + math.log(1 - gain)]])
         assert effective_context({"m": steps}, CONTEXTS[:3])["m"].length == length
 
 
-def test_a_limit_is_the_longest_context():
+def test_limit_is_the_longest_context():
     losses = {"short": np.array([[3.0], [2.0], [2.0], [2.0]]), "long": np.array([[3.0], [2.5], [1.0], [0.1]])}
     found = effective_context(losses, CONTEXTS, limits={"short": 128, "long": None})
     assert (found["short"].length, found["short"].reached_end) == (128, False)
@@ -87,7 +86,7 @@ VOCABULARY = ByteVocabulary(bytes(range(31)))
 @given(
     step=st.integers(1, 12), contexts=st.integers(2, 6), more=st.integers(0, 4000), samples=st.integers(1, 500)
 )  # fmt: skip
-def test_positions_are_apart_and_their_runs_within_the_text(step, contexts, more, samples):
+def test_positions_and_their_runs_lie_within_the_text(step, contexts, more, samples):
     layout = Layout(2 * step * contexts + more, samples, step, contexts)
     positions = layout.positions()
     assert len(positions) == min(samples, more // step + 1)
@@ -97,7 +96,7 @@ def test_positions_are_apart_and_their_runs_within_the_text(step, contexts, more
 
 
 def test_each_context_of_a_position_is_read_once():
-    """A loss that tells target and context: each lands in its own row and column."""
+    """The losses encode target and context, so that each shows its row and column."""
     tokens = np.arange(5000, dtype=np.uint16)
     for limit, usable in ((None, 4), (17, 2)):
         layout, read = Layout(len(tokens), 250, 7, 4), []

@@ -1,10 +1,9 @@
-"""LSTM and QRNN: by definition, against torch's own, and as `txl train` uses them."""
+"""LSTM and QRNN: by definition, against torch's modules, in training and evaluation."""
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from training_helpers import assert_same_run
 
 from txl.errors import TxlError
 from txl.evaluation.evaluate import Reading, evaluate
@@ -22,7 +21,7 @@ def small(network: str, **options: object) -> RecurrentNetwork:
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_a_qrnn_layer_is_a_loop_in_float64(window):
+def test_qrnn_layer_equals_a_loop(window):
     torch.manual_seed(1)
     layer = QRNNLayer(5, 4, window).double()
     x = torch.randn(2, 7, 5).double()
@@ -40,7 +39,7 @@ def test_a_qrnn_layer_is_a_loop_in_float64(window):
     torch.testing.assert_close(state[0], c, rtol=1e-12, atol=1e-12)
 
 
-def test_an_lstm_is_torchs_of_several_layers():
+def test_lstm_equals_that_of_torch():
     model = small("lstm", d_inner=12)
     theirs = nn.LSTM(12, 12, 3, batch_first=True).double()
     named = {}
@@ -52,7 +51,7 @@ def test_an_lstm_is_torchs_of_several_layers():
 
 
 @pytest.mark.parametrize("network", ["lstm", "qrnn"])
-def test_segments_with_their_state_are_the_text_at_once(network):
+def test_segments_equal_one_pass(network):
     model = small(network)
     tokens = torch.randint(31, (2, 13))
     whole, parts, memory = model.read(tokens), [], None
@@ -63,26 +62,6 @@ def test_segments_with_their_state_are_the_text_at_once(network):
     torch.testing.assert_close(torch.cat(parts, 1), whole.hidden, rtol=1e-12, atol=1e-12)
     assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(memory, whole.memory, strict=True))
     assert not any(part.requires_grad for part in memory)
-
-
-@pytest.mark.parametrize("network", ["lstm", "qrnn"])
-def test_training_takes_another_recipe_and_resumes(network, corpus, tmp_path):
-    sizes = {"network": network, "vocab_size": len(corpus.vocabulary), "n_layer": 2, "d_model": 16, "d_inner": 24}
-
-    def run(folder, steps, resume=False):
-        config = TrainConfig(
-            steps=steps, schedule="constant", batch=4, tgt_len=16, lr=1e-2, eval_every=10, save_every=5
-        )
-        trainer = Trainer(tmp_path / folder, corpus, config_from_json(sizes), config, resume=resume)
-        trainer.run()
-        return trainer
-
-    first = run("whole", 20)
-    losses = first.updater.average.losses
-    assert losses[-1] < losses[0]
-    run("parts", 10)
-    run("parts", 20, resume=True)
-    assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
 @pytest.mark.parametrize("network", ["lstm", "qrnn"])
@@ -102,7 +81,7 @@ def test_evaluation_carries_the_state_of_each_stream(network, segment):
 
 
 @pytest.mark.parametrize("network", ["lstm", "qrnn"])
-def test_what_is_read_is_as_asked(network):
+def test_arguments_of_read(network):
     model = small(network)
     tokens = torch.randint(31, (2, 9))
     whole = model.read(tokens)
@@ -116,7 +95,7 @@ def test_what_is_read_is_as_asked(network):
     assert torch.equal(dropped.read(tokens).hidden, made[0][0])  # what leaves the last layer has its own dropout
 
 
-def test_decay_is_of_matrices_only():
+def test_decayed_parameters():
     model = small("lstm")
     decayed = {id(p) for p in layer_matrices(model)}
     names = [name for name, p in model.named_parameters() if id(p) in decayed]
@@ -124,7 +103,7 @@ def test_decay_is_of_matrices_only():
     assert all("weight" in name and name.startswith("blocks") for name in names)
 
 
-def test_a_qrnns_recurrence_keeps_float32_under_autocast():
+def test_qrnn_keeps_float32_under_autocast():
     layer = QRNNLayer(8, 8, 1)
     x = torch.randn(1, 5, 8)
     with torch.autocast("cpu", torch.bfloat16):
@@ -132,7 +111,7 @@ def test_a_qrnns_recurrence_keeps_float32_under_autocast():
     assert out.dtype == state[0].dtype == torch.float32
 
 
-def test_what_a_network_lacks_is_refused():
+def test_invalid_arguments():
     with pytest.raises(TxlError, match="unexpected keyword argument 'n_head'"):
         config_from_json({"network": "lstm", "vocab_size": 9, "n_head": 2})
     with pytest.raises(TxlError, match="network must be one of lstm, qrnn, got 'gru'"):
@@ -156,7 +135,7 @@ def test_what_a_network_lacks_is_refused():
         ({"optimizer": "muon"}, "optimizer 'muon' is for Transformers"),
     ],
 )
-def test_training_that_does_not_fit_is_refused(option, words, corpus, tmp_path):
+def test_invalid_training_options(option, words, corpus, tmp_path):
     config = config_from_json({"network": "lstm", "vocab_size": len(corpus.vocabulary), "d_model": 8, "d_inner": 8})
     with pytest.raises(TxlError, match=words):
         Trainer(tmp_path / "run", corpus, config, TrainConfig(batch=2, tgt_len=16, **option))

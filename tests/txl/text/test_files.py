@@ -1,5 +1,4 @@
-"""Files as text: compressed ones and archives are read as what they hold, or refused in one line
-that says what they are; pipes are read while somebody writes."""
+"""Text from files, compressed files, archives and pipes, and errors in one line."""
 
 import bz2
 import contextlib
@@ -169,7 +168,7 @@ def test_refused_files(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["empty", *ARCHIVES])
 def test_archive_of_several_files_is_no_text(kind: str, tmp_path: Path) -> None:
-    """Not even when its first file would be enough."""
+    """The first file is not taken for the text."""
     path = written(tmp_path / "a", ARCHIVES.get(kind, zipped()))
     message = f"a: is an archive of {'no' if kind == 'empty' else 'several'} files; unpack it and pass one of them"
     for reading in (files.read, lambda path: encode_file(ALL_BYTES, path, 20)):
@@ -203,7 +202,7 @@ def test_limit_of_a_pipe(content: bytes, message: str, tmp_path: Path, monkeypat
 def test_first_tokens_need_the_beginning_alone(
     packer: str, unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What follows them is not in the vocabulary, and more than may be read at once."""
+    """The rest of the text is not in the vocabulary, and more than may be read at once."""
     monkeypatch.setattr(files, "LARGEST_BYTES", 1_500_000)
     path = written(tmp_path / "a", PACKERS.get(packer, bytes)(TEXT + b"#" * 3_000_000))
     words = WordVocabulary(sorted({"<eos>", *TEXT.decode().split()}))

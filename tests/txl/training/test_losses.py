@@ -26,6 +26,8 @@ SYSTEMS: dict[str, dict[str, object]] = {
     "no recurrence, Vaswani": {"encoding": "sinusoid", "mem_len": 0},
     "no recurrence, Al-Rfou": {"encoding": "learned", "table_len": 16, "mem_len": 0, "second_target": True},
     "bins": {"cutoffs": (3, 7), "div_val": 2},
+    "LSTM": {"network": "lstm"},
+    "QRNN": {"network": "qrnn"},
 }
 
 
