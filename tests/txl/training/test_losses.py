@@ -128,6 +128,8 @@ def test_system_of_the_paper_trains_and_resumes_bit_for_bit(tmp_path: Path, corp
     options: dict[str, object] = {"steps": 12, "save_every": 6, "eval_every": 6, "lr": 1e-2, "seed": 1}
     if "half" in name:
         options["loss"] = "half"
+    if "network" in SYSTEMS[name]:
+        options["lr"] = 5e-2
     if "Al-Rfou" in name:
         options["intermediate_losses"] = True
     straight = trainer(tmp_path / "straight", corpus, model=SYSTEMS[name], **options)
