@@ -85,7 +85,7 @@ class World:
         """
         result: list[Any] = [act() if self.first else None]
         if self.size > 1:
-            dist.broadcast_object_list(result)
+            dist.broadcast_object_list(result, src=0)
         given: _T = result[0]
         return given
 
