@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 import txl_kernels
 from txl.errors import TxlError
@@ -29,18 +30,6 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 _LOST = ("connection closed by peer", "connection reset", "broken pipe", "timed out", "timeout", "nccl", "gloo")
 
 
-class SharedError(TxlError):
-    """An error of one process, raised in all of them so that none waits for ever.
-
-    Attributes:
-        rank: the rank of the process whose error it is.
-    """
-
-    def __init__(self, message: str, rank: int) -> None:
-        super().__init__(message)
-        self.rank = rank
-
-
 @dataclass(frozen=True)
 class World:
     """The process group as seen by this process; `World()` is a single process.
@@ -50,10 +39,13 @@ class World:
     Attributes:
         rank: from 0 to size - 1.
         size: the number of processes.
+        store: the key-value store of torchrun, or of rank 0 without torchrun; None if this process
+            group was not made by `joined`.
     """
 
     rank: int = 0
     size: int = 1
+    store: Any = field(default=None, compare=False, repr=False)
 
     @property
     def first(self) -> bool:
@@ -67,22 +59,11 @@ class World:
 
     def gather(self, value: _T) -> list[_T]:
         """Return the values of all processes, in order of the ranks. They are pickled, so keep them
-        small.
-
-        Raises:
-            SharedError: another process arrived here with an error raised inside `together`.
-        """
-        return self._exchange(value, None)
-
-    def _exchange(self, value: Any, error: str | None) -> list[Any]:
-        if self.size == 1:
-            return [value]
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, (value, error))
-        for rank, (_, message) in enumerate(found):
-            if message is not None:
-                raise SharedError(message if rank == 0 else f"rank {rank}: {message}", rank)
-        return [given for given, _ in found]
+        small."""
+        found: list[Any] = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(found, value)
+        return found
 
     def gather_tensors(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all processes, on the CPU and in order of the ranks, to the first
@@ -94,51 +75,41 @@ class World:
         dist.gather(tensor, found)
         return [x.cpu() for x in found or ()]
 
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """A context whose body succeeds in all processes or raises in all.
-
-        The body may use no collective but `gather` and the methods built on it.
-
-        Raises:
-            SharedError: a process raised TxlError or OSError; the message is that of the lowest
-                such rank.
-        """
-        if self.size == 1:
-            yield
-            return
-        try:
-            yield
-        except SharedError:
-            raise
-        except (TxlError, OSError) as error:
-            self._exchange(None, str(error))
-        else:
-            self._exchange(None, None)
-
     def first_does(self, act: Callable[[], _T]) -> _T:
         """Call `act` in the first process and return its result in all of them. The result is
-        pickled, so keep it small. Errors as in `together`."""
-        result: list[_T] = []
-        with self.together():
-            if self.first:
-                result.append(act())
-        return self.gather(result)[0][0]
+        pickled, so keep it small.
+
+        If it raises, the first process ends, and the others with it (see `lost_peer`). It is
+        called where processes meet on the CPU before they meet on GPUs, whose collectives notice
+        the end of a process only after `TIMEOUT`.
+        """
+        result: list[Any] = [act() if self.first else None]
+        if self.size > 1:
+            dist.broadcast_object_list(result, src=0)
+        given: _T = result[0]
+        return given
 
     def agree(self, facts: dict[str, str]) -> None:
         """Check that `facts` are equal in all processes.
 
         Raises:
-            SharedError: a fact differs; the message names it and gives both values.
+            TxlError: in all processes: a fact differs; the message names it and gives both values.
         """
         told = self.gather(facts)
-        with self.together():
-            for rank, theirs in enumerate(told):
-                for name, mine in told[0].items():
-                    if theirs.get(name) != mine:
-                        raise TxlError(
-                            f"the processes differ in {name}: rank 0 has {mine}, rank {rank} has {theirs.get(name)}"
-                        )
+        for rank, theirs in enumerate(told):
+            for name, mine in told[0].items():
+                if theirs.get(name) != mine:
+                    raise TxlError(
+                        f"the processes differ in {name}: rank 0 has {mine}, rank {rank} has {theirs.get(name)}"
+                    )
+
+    def is_first_to_fail(self) -> bool:
+        """Whether no other process has called this before: of those that fail, the first reports
+        its error. Unlike the other methods, any process may call it."""
+        try:
+            return self.store is None or self.store.add("txl.failed", 1) == 1
+        except RuntimeError:  # the store has ended with its process
+            return True
 
 
 def launched() -> bool:
@@ -173,34 +144,20 @@ def joined(device: torch.device) -> Iterator[World]:
     device: of this process; CPU tensors are exchanged by gloo, CUDA tensors by NCCL.
 
     Raises:
-        TxlError: the processes cannot connect (a port in use, a process that does not arrive), or
-            another process is lost later.
+        TxlError: the processes cannot connect (a port in use, a process that does not arrive).
     """
     if not launched():
         yield World()
         return
-    world = World(_number("RANK"), _number("WORLD_SIZE"))
-    own = not dist.is_initialized()
-    if own:
-        _meet(device, world)
-    lost = False
+    rank, size = _number("RANK"), _number("WORLD_SIZE")
+    if dist.is_initialized():
+        yield World(rank, size)
+        return
+    store = _meet(device, rank, size)
     try:
-        yield world
-    except TxlError:
-        raise
-    except RuntimeError as error:
-        if not _is_lost_peer(error):
-            raise
-        lost = True
-        raise TxlError(
-            f"rank {world.rank}: another process has ended or does not answer, so this one ends, too; what was saved is "
-            f"kept, --resume goes on from it ({str(error).splitlines()[0][:200]})"
-        ) from error
+        yield World(rank, size, store)
     finally:
-        if own:
-            if not lost:
-                gc.collect()  # frees process groups that only a reference cycle still holds
-            _leave()
+        _leave()
 
 
 def settle() -> None:
@@ -212,38 +169,41 @@ def settle() -> None:
 
 
 def _leave() -> None:
-    """Destroy the process group, since it may otherwise abort the process at exit. The call can
-    block for ever when a process is lost, so it runs in a thread that is joined for `_LEAVING_S`
-    seconds; with gloo in torch 2.6 it can block even after a clean exit and is skipped."""
-    if torch.__version__.startswith("2.6.") and dist.get_backend() == "gloo":
-        return
+    """Destroy the process group, since it may otherwise abort the process at exit. This can block
+    for ever when a process is lost, so it runs in a thread that is joined for `_LEAVING_S` seconds;
+    with gloo in torch 2.6 it can block even after a clean exit and is skipped."""
 
     def destroy() -> None:
-        with suppress(RuntimeError):
-            dist.destroy_process_group()
+        gc.collect()  # frees process groups that only a reference cycle still holds
+        if not torch.__version__.startswith("2.6.") or dist.get_backend() != "gloo":
+            with suppress(RuntimeError):
+                dist.destroy_process_group()
 
     leaving = threading.Thread(target=destroy, daemon=True)
     leaving.start()
     leaving.join(_LEAVING_S)
 
 
-def _meet(device: torch.device, world: World) -> None:
+def _meet(device: torch.device, rank: int, size: int) -> Any:
+    """Make the default process group of `size` processes; return its store."""
     missing = [name for name in _VARIABLES if name not in os.environ]
     if missing:
         raise TxlError(f"RANK and WORLD_SIZE are set, but not {', '.join(missing)}: start the processes by torchrun")
-    if not 0 <= world.rank < world.size:
-        raise TxlError(f"RANK must be from 0 to WORLD_SIZE - 1 = {world.size - 1}, got {world.rank}")
+    if not 0 <= rank < size:
+        raise TxlError(f"RANK must be from 0 to WORLD_SIZE - 1 = {size - 1}, got {rank}")
     backend = "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
     try:
-        dist.init_process_group(backend, timeout=TIMEOUT)
+        store = next(rendezvous("env://", timeout=TIMEOUT))[0]
+        dist.init_process_group(backend, timeout=TIMEOUT, store=store, rank=rank, world_size=size)
         dist.barrier()
+        return store
     except (RuntimeError, ValueError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise TxlError(
-            f"rank {world.rank}: the {world.size} processes cannot meet at {where}: {str(error).splitlines()[0][:300]}"
+            f"rank {rank}: the {size} processes cannot meet at {where}: {str(error).splitlines()[0][:300]}"
         ) from error
 
 
@@ -255,18 +215,23 @@ def _number(name: str) -> int:
         raise TxlError(f"the environment's {name} must be a whole number, as torchrun sets it, got {got!r}") from None
 
 
-def _is_lost_peer(error: RuntimeError) -> bool:
-    if isinstance(error, (dist.DistError, dist.DistBackendError, dist.DistNetworkError)):
-        return True
-    text = str(error).lower()
-    return any(word in text for word in _LOST)
+def lost_peer(error: Exception) -> str | None:
+    """Return a message in one line if an error means that another process has ended, else None."""
+    text = str(error)
+    ended = isinstance(error, (dist.DistError, dist.DistBackendError, dist.DistNetworkError))
+    if not ended and not (isinstance(error, RuntimeError) and any(word in text.lower() for word in _LOST)):
+        return None
+    return (
+        "another process has ended or does not answer, so this one ends, too; what was saved is kept, --resume goes on "
+        f"from it ({text.splitlines()[0][:200]})"
+    )
 
 
 def agree_on(world: World, corpus: str, model: dict[str, Any], train: dict[str, Any]) -> None:
     """Check that code, corpus (its fingerprint) and configurations are equal in all processes.
 
     Raises:
-        SharedError: something differs; the message names it.
+        TxlError: something differs; the message names it.
     """
     if world.size == 1:
         return

@@ -1,4 +1,4 @@
-"""The `txl` command in this process, and what it said."""
+"""The `txl` command in this process, and its output."""
 
 import sys
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Run = Callable[..., Done]
 
 
 def in_process(capfd: pytest.CaptureFixture[str], *arguments: object) -> Done:
-    """The command without the seconds a new interpreter needs."""
+    """Run the command in this process, which saves the start of an interpreter."""
     argv = sys.argv
     sys.argv = ["txl", *map(str, arguments)]
     code = 0
@@ -39,7 +39,7 @@ def in_process(capfd: pytest.CaptureFixture[str], *arguments: object) -> Done:
 
 
 def one_line(done: Done, words: str) -> None:
-    """It failed, with one clear line."""
+    """Assert that the command failed with one line that has these words."""
     assert done.returncode == 1, (done.stdout, done.stderr)
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert done.stderr.startswith("error: ")

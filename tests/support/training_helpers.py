@@ -1,4 +1,4 @@
-"""Small runs, and whether two of them are the same."""
+"""Small runs, and the comparison of two."""
 
 import json
 import os

@@ -9,7 +9,7 @@ from txl.text import corpus as data
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """20 kB in which lines are alike but for their numbers."""
+    """A text of 20 kB whose lines differ in their numbers."""
     lines = [f"{n:04d} follows the line that ended in {n * 7919 % 9973:04d};\n" for n in range(480)]
     path = tmp_path_factory.mktemp("text") / "text.txt"
     path.write_text("".join(lines))

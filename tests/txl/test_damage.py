@@ -1,4 +1,4 @@
-"""Damaged files, killed processes: an error that names the file, or the result without damage."""
+"""Damaged files and killed processes: an error that names the file, or the undamaged result."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @st.composite
 def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """Other bytes: some flipped, cut off, added, zeroed or exchanged, or a forged JSON value."""
+    """Draw damaged bytes: flipped, cut off, added, zeroed or exchanged, or a forged JSON value."""
     at = draw(st.integers(0, len(content) - 1))
     kind = draw(st.sampled_from(("flip", "flip", "cut", "append", "zero", "swap", "json")))
     if kind == "flip":
@@ -62,7 +62,7 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
 
 @st.composite
 def forged(draw: st.DrawFn, content: bytes) -> bytes:
-    """JSON with a value removed or replaced, except options that may change; for others, null."""
+    """Draw JSON with a value removed or replaced, except options that may change."""
     inside = value = None
     with suppress(ValueError):
         inside = value = json.loads(content)
@@ -128,7 +128,7 @@ def test_corpora(whole: Path, tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("rule", ["bytes", "words"])
 def test_vocabularies(text: Path, tmp_path: Path, rule: str) -> None:
-    """Without a checksum a vocabulary can become another, but a sound one."""
+    """Without a checksum a vocabulary can become another valid one."""
     vocabulary = data.prepare(text, tmp_path / "c", PrepareOptions(rule)).vocabulary
 
     @settings(max_examples=300, deadline=None, derandomize=True)
@@ -151,8 +151,8 @@ def resume(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", RUN)
-def test_runs_that_are_resumed(whole: Path, tmp_path: Path, name: str) -> None:
-    """The same parameters, or nothing changed."""
+def test_resumed_runs(whole: Path, tmp_path: Path, name: str) -> None:
+    """The run is resumed to the same parameters, or its checkpoint is unchanged."""
     want, run = shutil.copytree(whole, tmp_path / "want"), tmp_path / "run"
     resume(want)
     tensors = checkpoints.load(want / "last.safetensors").tensors
@@ -194,8 +194,8 @@ trainer(Path(sys.argv[1]), data.load(sys.argv[3]), steps=6, eval_every=3, save_e
 
 
 @pytest.mark.parametrize("moment", [3, 8])
-def test_a_killed_process(whole: Path, tmp_path: Path, moment: int) -> None:
-    """With a file written, but not in its place; test_ends.py has all moments in one process."""
+def test_killed_process(whole: Path, tmp_path: Path, moment: int) -> None:
+    """SIGKILL between writing and renaming a file; test_ends.py has all moments in one process."""
     environment = os.environ | {"PYTHONPATH": ":".join(sys.path)}
     command = [sys.executable, "-c", KILLED, tmp_path / "run", str(moment), whole / "corpus"]
     done = subprocess.run(command, env=environment, check=False)

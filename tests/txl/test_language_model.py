@@ -1,4 +1,4 @@
-"""`txl.load`: a run's best checkpoint, evaluated and continued as the commands do."""
+"""`txl.load`: a run's best checkpoint, evaluated and generated from as by the commands."""
 
 from pathlib import Path
 
@@ -32,14 +32,14 @@ def loaded(run: Path) -> txl.LanguageModel:
     return txl.load(run)
 
 
-def test_what_is_loaded(loaded: txl.LanguageModel, run: Path, corpus: Corpus) -> None:
+def test_load(loaded: txl.LanguageModel, run: Path, corpus: Corpus) -> None:
     assert loaded.path == run / "best.safetensors"
     assert loaded.vocabulary == corpus.vocabulary
     assert (loaded.segment, loaded.attn_len) == (16, 40)  # memory of 24
     assert not loaded.model.training
 
 
-def test_a_text_is_scored_as_its_tokens(loaded: txl.LanguageModel, corpus: Corpus) -> None:
+def test_text_and_tokens_have_one_score(loaded: txl.LanguageModel, corpus: Corpus) -> None:
     text = bytes(corpus.vocabulary.decode(corpus.test.tolist()))
     want = evaluate(loaded.model, corpus.test, corpus.vocabulary.start, Reading(40))
     for given in (corpus.test, text, text.decode()):
@@ -52,8 +52,8 @@ def test_a_text_is_scored_as_its_tokens(loaded: txl.LanguageModel, corpus: Corpu
     assert loaded.evaluate(text, Reading(method="segments")).nats == by_segments.nats
 
 
-def test_the_likeliest_text(loaded: txl.LanguageModel, corpus: Corpus) -> None:
-    """Against the model read anew for every token."""
+def test_greedy_generation(loaded: txl.LanguageModel, corpus: Corpus) -> None:
+    """Compared with the model that reads the whole text for every token."""
     tokens = data.as_tensor(corpus.vocabulary.encode(b"0123 follows")).unsqueeze(0)
     with torch.no_grad():
         for _ in range(12):
@@ -63,17 +63,19 @@ def test_the_likeliest_text(loaded: txl.LanguageModel, corpus: Corpus) -> None:
     assert loaded.generate("0123 follows", 12, Sampling(temperature=0)) == want
 
 
-def test_the_same_text_again(loaded: txl.LanguageModel) -> None:
-    first, second = (loaded.generate(count=40, seed=3) for _ in range(2))
-    assert first == second != loaded.generate(count=40, seed=4)
-    pieces = list(loaded.stream("00", 5, seed=3))
-    assert len(pieces) == 5
-    assert b"".join(pieces).decode() == loaded.generate(b"00", 5, seed=3)
-
-
-def test_mistakes(loaded: txl.LanguageModel, tmp_path: Path) -> None:
+def test_invalid_arguments(loaded: txl.LanguageModel, tmp_path: Path) -> None:
     with pytest.raises(TxlError, match="bytes that the training data never did: 0x21 '!'"):
         loaded.stream("wait!")  # before the first token is asked for
+    for prompt, message in (
+        ("", "the prompt is empty"),
+        ([1, 2], r"prompt must be str, bytes, or a NumPy array \[n\] of tokens"),
+        (np.array([99]), "prompt must hold tokens from 0 to 24, got 99 to 99"),
+    ):
+        with pytest.raises(TxlError, match=message):
+            loaded.generate(prompt)
+    for stop in ("", ["a", "b"]):
+        with pytest.raises(TxlError, match="stop must be a string of at least one character, got "):
+            loaded.stream("00", stop=stop)
     with pytest.raises(TxlError, match="count must be an integer >= 1, got 0"):
         loaded.generate(count=0)
     with pytest.raises(TxlError, match="limit must be an integer >= 1, got -1"):
@@ -97,10 +99,9 @@ def test_mistakes(loaded: txl.LanguageModel, tmp_path: Path) -> None:
     ("options", "changes"),
     [({"clamp_len": 3}, {"clamp_len": 3}), ({"initial_memory": "zeros"}, {"zeros": True}), ({}, {"zeros": False})],
 )
-def test_a_model_is_loaded_as_one_that_has_the_settings(
+def test_settings_replace_those_of_training(
     tmp_path: Path, method: str, options: dict[str, object], changes: dict[str, object]
 ) -> None:
-    """And not as it was trained."""
     words, reading = ByteVocabulary(bytes(range(31))), Reading(11, method, 4)
     trained = small_model(initial_memory="empty" if options else "zeros")
     wanted = small_model(**options)
@@ -113,7 +114,7 @@ def test_a_model_is_loaded_as_one_that_has_the_settings(
     assert (plain != want) == (method != "sliding" or "clamp_len" in changes)
 
 
-def test_settings_that_a_model_cannot_have(tmp_path: Path) -> None:
+def test_invalid_settings(tmp_path: Path) -> None:
     words, path = ByteVocabulary(bytes(range(31))), tmp_path / "a.safetensors"
     lstm = RecurrentNetwork(RecurrentConfig(network="lstm", vocab_size=31, d_model=8, d_inner=16))
     for model, changes, message in (
@@ -131,8 +132,8 @@ def test_settings_that_a_model_cannot_have(tmp_path: Path) -> None:
             txl.load(path, **changes)
 
 
-def test_sentences_are_counted_as_the_released_code_counts_them() -> None:
-    """Three streams take sentences as they run out, in full segments of 4: 24 of 25 targets."""
+def test_sentences_counted_as_released() -> None:
+    """Three streams take the next sentence when one ends, in segments of 4: 24 of 25 targets."""
     words = WordVocabulary(["<S>", *(f"w{n}" for n in range(30))])
     model = txl.LanguageModel(small_model().requires_grad_(False), words, 9, 4, Path("m"))
     sentences = [[1, 2, 0], [3, 0], [4, 5, 6, 7, 8, 0], [9, 0], [10, 11, 12, 13, 0], [14, 15, 0], [16, 0], [17, 0]]

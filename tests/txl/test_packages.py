@@ -24,8 +24,8 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Hiding
 
 
 def run_without(packages: tuple[str, ...], code: str) -> subprocess.CompletedProcess[str]:
-    """Python that does not find these packages, as if they were not installed."""
-    quiet = "ignore:Failed to initialize NumPy"  # what torch itself says without it
+    """Run code in a Python that does not find these packages."""
+    quiet = "ignore:Failed to initialize NumPy"  # torch's own warning
     command = [sys.executable, "-W", quiet, "-c", HIDE.format(packages=packages) + code]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
@@ -44,14 +44,14 @@ for backend in txl_kernels.available_backends("cpu"):
     assert "reference" in done.stdout.split()
 
 
-def test_the_command_needs_no_more_than_it_declares() -> None:
+def test_command_runs_with_declared_dependencies() -> None:
     optional = tuple(name for name in OPTIONAL if name not in NEEDED)
     done = run_without(optional, "sys.argv = ['txl', '--help']\nfrom txl.commands import cli\ncli.main()")
     assert done.returncode == 0, done.stderr
     assert "prepare" in done.stdout
 
 
-def test_dependencies_are_those_that_are_needed() -> None:
+def test_declared_dependencies() -> None:
     pyproject = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     block = re.search(r"^dependencies = \[\n(.*?)^\]", pyproject, re.DOTALL | re.MULTILINE)
     assert block is not None

@@ -1,5 +1,4 @@
-"""Files replaced whole, by names that nobody can plant; what killed writers leave; locks;
-reads that do not wait."""
+"""Atomic replacement of files, leftovers of killed writers, locks, reads of regular files only."""
 
 import errno
 import os
@@ -38,7 +37,7 @@ def killed(what: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["replaced", "new_folder"])
-def test_what_a_killed_writer_leaves_goes_and_what_is_being_written_stays(what: str, tmp_path: Path) -> None:
+def test_leftovers_of_killed_writers_are_removed(what: str, tmp_path: Path) -> None:
     killed(what, tmp_path / "a.json")
     (left,) = tmp_path.iterdir()
     paths.remove_leftovers(tmp_path, ".txt")
@@ -52,7 +51,7 @@ def test_what_a_killed_writer_leaves_goes_and_what_is_being_written_stays(what: 
 OWN = "0123456789abcdef"
 
 
-def test_what_others_named_alike_stays(tmp_path: Path) -> None:
+def test_files_with_similar_names_are_kept(tmp_path: Path) -> None:
     for name in (".draft.1.tmp", f".a.{OWN[1:]}.tmp", f".a.{OWN}0.tmp", f".a.{OWN.upper()}.tmp", f"a.{OWN}.tmp",
                  f".{OWN}.tmp", f".a.{OWN}.tmp~"):  # fmt: skip
         (tmp_path / name).touch()
@@ -67,7 +66,7 @@ def test_what_others_named_alike_stays(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_folder_of_results_belongs_to_one_process(tmp_path: Path) -> None:
+def test_folder_of_results_is_locked(tmp_path: Path) -> None:
     held = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], cwd=ROOT, stdout=subprocess.PIPE)
     assert held.stdout is not None
     assert held.stdout.readline() == b"held\n"
@@ -77,21 +76,13 @@ def test_a_folder_of_results_belongs_to_one_process(tmp_path: Path) -> None:
     assert (tmp_path / f".a.json.{OWN}.tmp").exists()
     held.kill()
     held.communicate()
-    for _ in range(2):  # its own lock is no other process's
+    for _ in range(2):  # a process may lock a folder twice
         paths.results_folder(tmp_path, "--out")
     os.close(paths.locks.pop(str(tmp_path)))
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-@pytest.mark.parametrize("name", ["file", "file/below"])
-def test_what_is_no_folder_is_named(tmp_path: Path, name: str) -> None:
-    (tmp_path / "file").touch()
-    words = f"--out must name a folder that can be written, got {tmp_path / name}: Not a directory"
-    with pytest.raises(TxlError, match=f"^{words}$"):
-        paths.results_folder(tmp_path / name, "--out")
-
-
-def test_a_full_disk_leaves_the_file_before_and_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -104,10 +95,21 @@ def test_a_full_disk_leaves_the_file_before_and_is_named(tmp_path: Path, monkeyp
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_a_missing_folder_is_named_by_the_file(tmp_path: Path) -> None:
+def test_error_of_a_missing_folder_names_the_file(tmp_path: Path) -> None:
     for write in (paths.replace_text, paths.append_text):
         with pytest.raises(FileNotFoundError, match=rf"'{tmp_path}/none/a.json'"):
             write(tmp_path / "none" / "a.json", "text")
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_permissions_follow_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        paths.replace_text(tmp_path / "a", "text")
+        (tmp_path / "b").touch()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode == (tmp_path / "b").stat().st_mode
 
 
 def test_names_of_any_length(tmp_path: Path) -> None:
@@ -129,7 +131,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["pipe", "folder", "/dev/zero"])
-def test_only_regular_files_are_read_and_added_to(name: str, tmp_path: Path) -> None:
+def test_only_regular_files_are_read_and_appended_to(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     for act in (paths.read_bytes, lambda path: paths.append_text(path, "line")):
@@ -139,7 +141,7 @@ def test_only_regular_files_are_read_and_added_to(name: str, tmp_path: Path) -> 
             act(tmp_path / name)
 
 
-def test_a_new_folder_takes_the_place_of_nothing_but_an_empty_one(tmp_path: Path) -> None:
+def test_new_folder_replaces_only_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     with paths.new_folder(tmp_path / "a") as made:
         (made / "inside").touch()
@@ -147,13 +149,3 @@ def test_a_new_folder_takes_the_place_of_nothing_but_an_empty_one(tmp_path: Path
         pass
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["inside"]
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
-
-
-def test_a_lock_is_one_holder_s_until_it_is_closed(tmp_path: Path) -> None:
-    first = paths.lock_file(tmp_path / ".lock")
-    assert first is not None
-    assert paths.lock_file(tmp_path / ".lock") is None
-    os.close(first)
-    again = paths.lock_file(tmp_path / ".lock")
-    assert again is not None
-    os.close(again)

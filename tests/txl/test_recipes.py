@@ -21,11 +21,6 @@ MILLIONS = {
     "wt103-large-tf": 285.205, "wt103-128m": 127.554, "lm1b-base": 357.812, "lm1b-base-untied": 466.508,
     "lm1b-large": 841.296, "lm1b-large-tf": 838.078, "lm1b-300m": 301.166, "ptb": 23.727,
 }  # fmt: skip
-# What the paper's tables print.
-PRINTED = {
-    "enwik8-base": 41, "enwik8-18l": 88, "enwik8-large": 277, "text8-large": 277, "wt103-base": 151, "wt103-128m": 128,
-    "ptb": 24, "lm1b-base-untied": 460, "lm1b-300m": 300,
-}  # fmt: skip
 
 
 def count(name: str) -> int:
@@ -46,8 +41,6 @@ def test_recipe(name: str) -> None:
     config, train = recipe.model_config(None if recipe.data else 204), recipe.train_config()
     if recipe.parameters is not None:
         assert round(count(name) / 1e6, 2) == recipe.parameters
-    if name in PRINTED:
-        assert abs(count(name) / 1e6 / PRINTED[name] - 1) < 0.03
     if recipe.data:
         assert recipe.data["rule"] in RULES
     assert recipe.evaluate.get("method", "cached") in get_args(Method)
@@ -63,14 +56,14 @@ def test_recipe(name: str) -> None:
         assert train.context == train.tgt_len // 2
 
 
-def test_what_a_recipe_does_not_say_is_its_bases() -> None:
+def test_recipe_inherits_from_its_base() -> None:
     shaw, base = recipes.load("wt103-128m-no-recurrence-shaw-half"), recipes.load("wt103-128m")
     assert shaw.model == base.model | {"mem_len": 0, "encoding": "shaw", "table_len": 128}
     assert shaw.train == base.train | {"loss": "half"}
     assert "clamp_len" not in recipes.load("enwik8-al-rfou-12l").evaluate
 
 
-def test_the_published_learning_rates() -> None:
+def test_published_learning_rates() -> None:
     large = recipes.load("wt103-large").train_config()
     assert (large.warmup, large.steps, large.batch * large.tgt_len) == (16_000, 4_000_000, 49_152)
     words = recipes.load("lm1b-base").train_config()  # by hand: at its warm-up's end the cosine is at 20,000 of 500,000
@@ -82,8 +75,8 @@ def test_the_published_learning_rates() -> None:
         assert learning_rate(config.warmup, config) == pytest.approx(config.lr)
 
 
-def test_the_published_evaluations() -> None:
-    """Of the scripts' eval lines: same_length, whose window is mem_len keys; tgt_len; clamp_len."""
+def test_published_evaluations() -> None:
+    """(mem_len of same_length, tgt_len, clamp_len) in the scripts' eval lines."""
     published = {
         "enwik8-base": (2100, 80, 820), "enwik8-large": (3800, 128, 1000), "wt103-base": (640, 64, 400),
         "wt103-large": (1600, 128, 1000), "lm1b-base": (128, 32, None), "lm1b-large": (128, 32, None),

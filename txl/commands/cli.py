@@ -1,6 +1,5 @@
 """The `txl` command: its subcommands, and the reporting of errors."""
 
-import errno
 import io
 import os
 import platform
@@ -12,7 +11,7 @@ import torch
 import typer
 
 import txl_kernels
-from txl.commands.console import discard, one_line, tell
+from txl.commands.console import discard, one_line, reason, tell
 from txl.commands.convert import export_command, import_command
 from txl.commands.demo import demo_command
 from txl.commands.evaluate import evaluate_command
@@ -104,24 +103,8 @@ def main() -> None:
         discard(sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
-        known = _reason(error)
+        known = reason(error)
         if known is None:
             raise
         tell(one_line(known))
         sys.exit(1)
-
-
-def _reason(error: Exception) -> str | None:
-    """Return the message of an error that is expected: of input, files or memory, a number that
-    overflows, or an invalid setting of the kernels; None for any other."""
-    text = str(error)
-    shown = " ".join(text.split())[:200]
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-        return f"standard output: {error.strerror}"  # errors of files have a file name
-    if isinstance(error, (TxlError, OSError)) or text.startswith("TXL_KERNELS_"):
-        return text
-    if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:
-        return f"there is not enough memory for these sizes ({shown or 'MemoryError'})"
-    if isinstance(error, OverflowError) or "Storage size calculation overflowed" in text:
-        return f"a number is beyond what can be computed with ({shown})"
-    return None

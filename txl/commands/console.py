@@ -1,5 +1,6 @@
 """The terminal: messages, progress, and the options that several commands have."""
 
+import errno
 import math
 import os
 import sys
@@ -11,8 +12,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console, RenderableType
-from rich.constrain import Constrain
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
@@ -46,6 +46,22 @@ def one_line(why: str) -> str:
     return "error: " + why.replace("\n", "\\n").replace("\r", "\\r")
 
 
+def reason(error: Exception) -> str | None:
+    """Return the message of an error that is expected: of input, files or memory, a number that
+    overflows, or an invalid setting of the kernels; None for any other."""
+    text = str(error)
+    shown = " ".join(text.split())[:200]
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        return f"standard output: {error.strerror}"  # errors of files have a file name
+    if isinstance(error, (TxlError, OSError)) or text.startswith("TXL_KERNELS_"):
+        return text
+    if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:
+        return f"there is not enough memory for these sizes ({shown or 'MemoryError'})"
+    if isinstance(error, OverflowError) or "Storage size calculation overflowed" in text:
+        return f"a number is beyond what can be computed with ({shown})"
+    return None
+
+
 class PatientConsole(Console):
     """Console that continues when its output's reader is closed; rich's own exits."""
 
@@ -63,18 +79,10 @@ def say(text: object) -> None:
     console.print(str(text), markup=False, highlight=False, soft_wrap=True)
 
 
-class _Bar(Progress):
-    """A progress bar, two columns narrower than the terminal, so that an echoed ^C does not begin a
-    new line."""
-
-    def get_renderable(self) -> RenderableType:
-        return Constrain(super().get_renderable(), console.width - 2)
-
-
 def bar(*columns: ProgressColumn, transient: bool = False) -> Progress:
     """Make a progress bar, shown only on a terminal that can move its cursor, not in a file."""
     hidden = not console.is_terminal or console.is_dumb_terminal
-    return _Bar(*columns, console=console, transient=transient, disable=hidden)
+    return Progress(*columns, console=console, transient=transient, disable=hidden)
 
 
 @contextmanager

@@ -43,8 +43,8 @@ def prepare(
 
     Sizes are compared with the published ones. Memory does not grow with the text.
 
-    The bar of the first reading stays empty for an archive of several files and
-    for a folder with compressed files, whose size is known only when they are read.
+    The bar of the first reading stays empty for a folder and an archive of several
+    files: the size of their text is known only when it has been read.
     """
     options = PrepareOptions(rule, newline, lower or None, min_count, max_words, vocabulary)
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()

@@ -8,8 +8,9 @@ import os
 import shlex
 import signal
 import sys
+import traceback
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -18,8 +19,8 @@ import torch
 import typer
 
 from txl import fields, pictures, recipes
-from txl.commands.console import Device, console, in_panel, one_line, pick_device, say, tell, training_progress
-from txl.distributed import SharedError, World, joined, launched, local_device, settle
+from txl.commands.console import Device, console, in_panel, one_line, pick_device, reason, say, tell, training_progress
+from txl.distributed import World, joined, local_device, lost_peer, settle
 from txl.errors import Interrupted, TxlError
 from txl.model.config import Config, ModelConfig, RecurrentConfig, config_from_json
 from txl.model.transformer import TransformerXL, count_parameters
@@ -33,7 +34,7 @@ from txl_kernels.backends import choose_unasked
 
 Run = tuple[data.Corpus, Config, TrainConfig, checkpoints.Checkpoint | None]  # the last: where a new run begins
 FINISHING = "finishing this update; Ctrl-C again ends at once\n"
-_LAST_WORDS_S = 5  # seconds until SIGALRM ends the process
+_REPORT_S = 5  # seconds until SIGALRM ends the process
 _CLEAR_LINE = "\r\x1b[2K"  # clears a progress bar, and the ^C that the terminal echoes
 
 
@@ -85,11 +86,10 @@ def train(
         if resume and value is not None:
             raise TxlError(f"--resume continues the run's own model and parameters; leave --{name} out")
     with processes(device) as (world, where):
-        with world.together():
-            if resume:
-                corpus, model, config, begun = run_to_go_on(run, source, options)
-            else:
-                corpus, model, config, begun = new_run(run, source, recipe, init, options, world)
+        if resume:
+            corpus, model, config, begun = run_to_go_on(run, source, options)
+        else:
+            corpus, model, config, begun = new_run(run, source, recipe, init, options, world)
         if minutes is not None and options["warmup"] is None and config.warmup:
             config = dataclasses.replace(config, warmup=None)  # a thirtieth of the updates, however many they become
         trainer = Trainer(
@@ -251,18 +251,18 @@ def header(trainer: Trainer, minutes: float | None = None) -> str:
 
 @contextmanager
 def processes(device: str) -> Iterator[tuple[World, torch.device]]:
-    """A context with the process group that torchrun started and this process's device; only the
-    first process prints."""
+    """A context with the process group that torchrun started and this process's device.
+
+    Only the first process prints. An error ends the process in which it is raised; torchrun, or the
+    broken connection, then ends the others. The first process that fails reports its error.
+    """
     where = pick_device(local_device(device))
-    with _last_words() if launched() else nullcontext(), joined(where) as world:
+    with joined(where) as world:
         console.quiet = console.quiet or not world.first
+        if world.size > 1:  # torchrun sends SIGTERM when a process fails: time to report what this one saw of it
+            signal.signal(signal.SIGTERM, lambda *_: signal.alarm(_REPORT_S))
         try:
             yield world, where
-        except SharedError as error:
-            if world.rank == error.rank:
-                tell(one_line(str(error)))
-            settle()
-            sys.exit(1)
         except Interrupted:
             settle()
             raise
@@ -270,22 +270,16 @@ def processes(device: str) -> Iterator[tuple[World, torch.device]]:
             if not world.first:  # reported once
                 sys.exit(130)
             raise
-
-
-@contextmanager
-def _last_words() -> Iterator[None]:
-    """A context in which SIGTERM, which torchrun sends to all processes when one fails, lets this
-    process run for `_LAST_WORDS_S` more seconds to report the failure it saw; a second SIGTERM ends
-    it at once."""
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.alarm(_LAST_WORDS_S)
-
-    previous = signal.signal(signal.SIGTERM, handler)
-    yield
-    signal.signal(signal.SIGTERM, previous)  # not restored after an error, which is still to be reported
-    signal.alarm(0)
+        except Exception as error:
+            if world.size == 1:
+                raise
+            if world.is_first_to_fail():
+                known = lost_peer(error) or reason(error)
+                if known is None:
+                    traceback.print_exc()
+                else:
+                    tell(one_line(f"rank {world.rank}: {known}"))
+            sys.exit(1)
 
 
 @contextmanager

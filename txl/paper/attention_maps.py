@@ -35,16 +35,16 @@ def weights_of_terms(attention: SegmentAttention, x: Tensor, memory: Tensor, win
         section 3.3: q . k, q . r and v . r); [H, L, W] each. Column d is for the key d positions
         before the query.
     """
-    q, k, k_mem, r = attention.projections(x, memory)
-    assert k_mem is not None
-    assert k_mem.size(2) >= window - 1
-    scale = 1 / math.sqrt(q.size(-1)) if attention.scale is None else attention.scale
+    assert memory.size(1) >= window - 1
+    hidden, width = torch.cat([memory[0, memory.size(1) - (window - 1) :], x[0]]), attention.d_head
+    q, k, _ = attention.qkv(hidden).unflatten(-1, (3, attention.n_head, width)).permute(1, 2, 0, 3)
+    q, keys = q[:, window - 1 :], k.flip(1)  # last key first
+    table = attention.project_positions(attention.positions(1, window - 1, like=x))  # [H, W, kernel_width >= width]
     u, v = attention.biases()
-    keys = torch.cat([k_mem[0, :, k_mem.size(2) - (window - 1) :], k[0]], 1).flip(1)  # last key first
-    table = r[:, :window]
-    a = _by_distance(q[0] @ keys.mT, window) * scale
-    b = q[0] @ table.mT * scale
-    c = _by_distance((keys @ u.unsqueeze(-1)).mT.expand(-1, q.size(2), -1).contiguous(), window) * scale
+    scale = 1 / math.sqrt(width)
+    a = _by_distance(q @ keys.mT, window) * scale
+    b = q @ table[..., :width].mT * scale
+    c = _by_distance((keys @ u[:, :width].unsqueeze(-1)).mT.expand(-1, q.size(1), -1).contiguous(), window) * scale
     d = (table @ v.unsqueeze(-1)).mT * scale
     scores = {"all": a + b + c + d, "a": a, "b": b, "d": d}
     return {name: x.softmax(-1).expand_as(a) for name, x in scores.items()}

@@ -155,9 +155,7 @@ def _of_folder(folder: Path, description: str, found: list[tuple[int, str]], lin
     def texts() -> Iterator[Member]:
         return ((name, files.pieces(folder / name)) for _, name in found)
 
-    sizes = [files.plain_bytes(folder / name) for _, name in found]
-    size = sum(size for size in sizes if size is not None) if None not in sizes else 0
-    return Reader(description, texts, {name: n for n, name in found}, size=size, lines=lines)
+    return Reader(description, texts, {name: n for n, name in found}, lines=lines)
 
 
 def deal(source: Source) -> Reader:

@@ -84,27 +84,18 @@ class Trainer:
         self.config = config = dataclasses.replace(config, precision=resolved(config.precision, self.device))
         self.corpus, self.world = corpus, world
         self.best, self.last = folder / checkpoints.BEST, folder / checkpoints.LAST
-        with world.together():
-            _check_fit(model_config, config, corpus)
         agree_on(world, corpus.fingerprint, model_config.to_json(), config.to_json())
-        with world.together():
-            streams = training_streams(corpus, config.batch, config.scored, config.context, config.seed, config.streams)
-            self.batches = Batches(streams, config, model_config, world, self.device)
-            if world.first:
-                corpus.verify()
+        _check_fit(model_config, config, corpus)
+        streams = training_streams(corpus, config.batch, config.scored, config.context, config.seed, config.streams)
+        self.batches = Batches(streams, config, model_config, world, self.device)
+        world.first_does(corpus.verify)
         torch.manual_seed(config.seed)
-        with world.together():
-            network = make_network(model_config)
-            if init is not None and not resume:
-                if init.vocabulary != corpus.vocabulary:
-                    raise TxlError(f"{init.path}: its vocabulary is not that of the corpus in {corpus.folder}")
-                checkpoints.load_parameters(network, init)
-            if world.first:
-                if not resume:
-                    runs.begin(folder, "folder")
-                elif folder.is_dir():
-                    runs.lock(folder)
-                    remove_leftovers(folder)
+        network = make_network(model_config)
+        if init is not None and not resume:
+            if init.vocabulary != corpus.vocabulary:
+                raise TxlError(f"{init.path}: its vocabulary is not that of the corpus in {corpus.folder}")
+            checkpoints.load_parameters(network, init)
+        world.first_does(lambda: _lock(folder) if resume else runs.begin(folder, "folder"))
         self.updater = Updater(network.to(self.device), config, world, self.device)
         self.step = 0
         self.saved_step: int | None = None
@@ -115,13 +106,8 @@ class Trainer:
             self._restore()
         elif not world.first:
             self._seed_anew()
-        self._board = None
-        with world.together():
-            if world.first:
-                self._write_record()
-                if not resume:
-                    replace_text(folder / "log.jsonl", "")
-                self._board = _summary_writer(folder) if tensorboard else None
+        self._board: Any = None
+        world.first_does(lambda: self._open_logs(not resume, tensorboard))
 
     @property
     def model(self) -> Network:
@@ -246,11 +232,16 @@ class Trainer:
         if score.nats < self.best_loss:
             self.best_loss = score.nats
             state = {"step": self.step, "attn_len": self.attn_len, "segment": self.segment}
-            with self.world.together():
-                if self.world.first:
-                    checkpoints.save(self.best, model, self.corpus.vocabulary, state, {})
+            self.world.first_does(lambda: checkpoints.save(self.best, model, self.corpus.vocabulary, state, {}))
         self.unvalidated = False
         self.save()
+
+    def _open_logs(self, new: bool, tensorboard: bool) -> None:
+        self._write_record()
+        if new:
+            replace_text(self.folder / "log.jsonl", "")
+        if tensorboard:
+            self._board = _summary_writer(self.folder)
 
     def _log(self, entry: dict[str, Any], report: OnEntry | None) -> None:
         if not self.world.first:
@@ -270,8 +261,7 @@ class Trainer:
         Raises:
             TxlError: it cannot be written.
         """
-        with self.world.together():
-            self._write_record()
+        self.world.first_does(self._write_record)
         average, tensors = self.updater.average, self.updater.state_dict() | self.batches.state_dict()
         state: dict[str, Any] = {"step": self.step, "best_loss": self.best_loss, "train": self.config.to_json()}
         state |= {"corpus": self.corpus.fingerprint, "attn_len": self.attn_len, "segment": self.segment}
@@ -279,15 +269,12 @@ class Trainer:
         state |= {"unvalidated": self.unvalidated}
         for own in self.world.gather(self._rng()):
             tensors |= own
-        with self.world.together():
-            if self.world.first:
-                checkpoints.save(self.last, self.model, self.corpus.vocabulary, state, tensors)
+        self.world.first_does(lambda: checkpoints.save(self.last, self.model, self.corpus.vocabulary, state, tensors))
         self.saved_step = self.step
 
     def _write_record(self) -> None:
         """Write run.json again, because the number of steps may have changed with the clock."""
-        if self.world.first:
-            runs.write_record(self.folder, self.model.config.to_json(), self.config.to_json(), self.corpus.folder)
+        runs.write_record(self.folder, self.model.config.to_json(), self.config.to_json(), self.corpus.folder)
 
     def _rng(self) -> dict[str, Tensor]:
         """Return the states of this process's random generators."""
@@ -307,30 +294,29 @@ class Trainer:
         Raises:
             TxlError: there is none, it is damaged, or it has other options or another corpus.
         """
-        with self.world.together():
-            saved = checkpoints.load(self.last)
-            state = saved.state
-            if "train" not in state:
-                raise TxlError(f"{saved.path}: holds parameters only (a best checkpoint?); it cannot be resumed")
-            self.world.agree({"the checkpoint to resume from": f"{saved.path.name}, {saved.digest[:16]}"})
-            try:
-                runs.refuse_changes(self.folder, "model", saved.config.to_json(), self.model.config.to_json())
-                runs.refuse_changes(self.folder, "training", state["train"], self.config.to_json(), runs.CHANGEABLE)
-                if state["corpus"] != self.corpus.fingerprint:
-                    raise TxlError(
-                        f"{self.folder}: cannot resume on another text: {self.corpus.folder} is not what it was trained on"
-                    )
-                if self.config.steps < state["step"]:
-                    raise TxlError(
-                        f"{self.folder}: steps is {self.config.steps}, but {state['step']} updates are done already"
-                    )
-                self.updater.load_state_dict(saved)
-                self.batches.load_state_dict(saved)
-                self.step, self.best_loss = state["step"], state["best_loss"]
-                self.unvalidated = state.get("unvalidated", False)  # earlier versions wrote no such checkpoint
-                self._restore_rng(saved)
-            except _DAMAGED as error:
-                raise TxlError(f"{saved.path}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
+        saved = checkpoints.load(self.last)
+        state = saved.state
+        if "train" not in state:
+            raise TxlError(f"{saved.path}: holds parameters only (a best checkpoint?); it cannot be resumed")
+        self.world.agree({"the checkpoint to resume from": f"{saved.path.name}, {saved.digest[:16]}"})
+        try:
+            runs.refuse_changes(self.folder, "model", saved.config.to_json(), self.model.config.to_json())
+            runs.refuse_changes(self.folder, "training", state["train"], self.config.to_json(), runs.CHANGEABLE)
+            if state["corpus"] != self.corpus.fingerprint:
+                raise TxlError(
+                    f"{self.folder}: cannot resume on another text: {self.corpus.folder} is not what it was trained on"
+                )
+            if self.config.steps < state["step"]:
+                raise TxlError(
+                    f"{self.folder}: steps is {self.config.steps}, but {state['step']} updates are done already"
+                )
+            self.updater.load_state_dict(saved)
+            self.batches.load_state_dict(saved)
+            self.step, self.best_loss = state["step"], state["best_loss"]
+            self.unvalidated = state.get("unvalidated", False)  # earlier versions wrote no such checkpoint
+            self._restore_rng(saved)
+        except _DAMAGED as error:
+            raise TxlError(f"{saved.path}: the checkpoint is damaged: {type(error).__name__}: {error}") from error
         self.saved_step = self.step
         if self.world.first:
             runs.truncate_log(self.folder / "log.jsonl", self.step, self.unvalidated)
@@ -345,6 +331,13 @@ class Trainer:
         on_device = saved.tensors.get(f"rng.{self.world.rank}.cuda")
         if on_device is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(on_device, self.device)
+
+
+def _lock(folder: Path) -> None:
+    """Lock the folder of a run that is resumed, if there is one."""
+    if folder.is_dir():
+        runs.lock(folder)
+        remove_leftovers(folder)
 
 
 def _check_fit(model: Config, training: TrainConfig, corpus: Corpus) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from txl import graphs
-from txl.distributed import SharedError, World
+from txl.distributed import World
 from txl.errors import TxlError
 from txl.model import Network, as_transformer
 from txl.model.adaptive import IGNORED, AdaptiveSoftmax
@@ -325,7 +325,7 @@ class Updater:
         stop.
 
         Raises:
-            SharedError: the loss or gradient is not finite; nothing was changed.
+            TxlError: the loss or gradient is not finite; nothing was changed.
         """
         self.network.train()
         in_graphs = self.graphs is not None and self.graphs.takes(step, batches)
@@ -338,9 +338,7 @@ class Updater:
         total /= self.world.size
         if not math.isfinite(total) or not math.isfinite(length):
             what = f"the loss became {total}" if not math.isfinite(total) else f"the gradient's norm became {length}"
-            raise SharedError(
-                f"{what} at step {step + 1}; the run's last checkpoint, if there is one, is from before", 0
-            )
+            raise TxlError(f"{what} at step {step + 1}; the run's last checkpoint, if there is one, is from before")
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 rate = learning_rate(step, self.config)

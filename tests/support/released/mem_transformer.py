@@ -1,5 +1,5 @@
-"""Modules under the names, and with the attributes, of the paper's released PyTorch code; they
-compute nothing. For pickles of it."""
+"""Modules with the names and attributes of the paper's released PyTorch code, to make pickles; they
+compute nothing."""
 
 import torch
 from proj_adaptive_softmax import ProjectedAdaptiveLogSoftmax

@@ -18,7 +18,7 @@ from vocabulary import Vocab
 
 
 def nvidia_state(state, options):
-    """As NVIDIA's softmax registers the parameters."""
+    """Return the state with the parameter names of NVIDIA's softmax."""
     found = {}
     for name, x in state.items():
         if name.startswith("crit.out_layers."):

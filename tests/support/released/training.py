@@ -39,8 +39,7 @@ def shuffled(sentences, batch, length):
 
 
 def train(model, data, *, max_step, batch, length, lr, clip, warmup_step=0, eta_min=0.0, batch_chunk=1):
-    """Trains in place with `--optim adam --scheduler cosine`; losses and learning rates of the
-    updates."""
+    """Train in place with `--optim adam --scheduler cosine`; return losses and learning rates."""
     original = OriginalTransformerXL(model, model.config.mem_len)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     losses, rates = [], []

@@ -1,4 +1,4 @@
-"""The `txl` command, and a run to try it on."""
+"""The `txl` command, and a finished run."""
 
 import functools
 import subprocess

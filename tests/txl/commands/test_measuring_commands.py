@@ -1,4 +1,4 @@
-"""`txl recl`, `txl attention`: what they leave, going on, and what they refuse."""
+"""`txl recl`, `txl attention`: results, pictures, errors."""
 
 import json
 import shutil
@@ -52,7 +52,7 @@ def test_recl_of_a_group(txl: Run, run: Path, runs: dict[str, Path], tmp_path: P
     assert {**second, "seconds": 0} == {**result, "seconds": 0}
 
 
-def test_recl_of_a_name_that_is_markup_and_mathematics(txl: Run, run: Path, tmp_path: Path) -> None:
+def test_names_with_markup_and_mathematics(txl: Run, run: Path, tmp_path: Path) -> None:
     odd = tmp_path / "_[b] $a$b$\\frac$ {x} %s"
     shutil.copytree(run, odd)
     done = txl("recl", odd, *RECL)
@@ -122,7 +122,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("arguments", BAD)
-def test_mistakes(
+def test_errors_are_one_line(
     txl: Run, arguments: str, run: Path, runs: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)

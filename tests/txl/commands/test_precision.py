@@ -1,4 +1,4 @@
-"""What a run computes in: as asked, or as the processor's units tell."""
+"""The dtype in which a run computes: as asked, or the one that the processor is fast in."""
 
 from pathlib import Path
 
@@ -17,16 +17,9 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize(
     ("isa", "helps"),
-    [
-        ("amx", True),
-        ("avx512_bf16", True),
-        ("neon_bf16", False),
-        ("avx512", False),
-        ("avx2", False),
-        (None, False),
-    ],
+    [("amx", True), ("avx512_bf16", True), ("neon_bf16", False), ("avx512", False), ("avx2", False), (None, False)],
 )
-def test_auto_is_what_the_units_multiply_faster(isa: str, helps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_the_faster_dtype(isa: str, helps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "instruction_set", lambda: isa)
     assert resolved("auto", CPU) == ("bf16" if helps else "fp32")
     assert autocast_dtype("auto", CPU) == (torch.bfloat16 if helps else None)
@@ -35,7 +28,7 @@ def test_auto_is_what_the_units_multiply_faster(isa: str, helps: bool, monkeypat
         assert autocast_dtype(asked, CPU) == dtype
 
 
-def test_a_run_that_goes_on_keeps_its_precision(
+def test_resumed_run_keeps_its_precision(
     txl: Run, tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(config, "instruction_set", lambda: "amx")
@@ -50,7 +43,7 @@ def test_a_run_that_goes_on_keeps_its_precision(
 
 
 def test_bf16_follows_fp32(tmp_path: Path, corpus: Corpus) -> None:
-    """Losses of the first updates differ by what rounding to eight bits does."""
+    """Losses of the first updates differ by bfloat16's rounding."""
     losses = {}
     for name in ("fp32", "bf16"):
         found: list[float] = []
@@ -73,10 +66,3 @@ def test_eval_in_bf16(txl: Run, tmp_path: Path, corpus: Corpus) -> None:
         found[name] = float(done.stdout.split("│")[3])
     assert found["fp32"] == pytest.approx(found["bf16"], abs=0.01)
     one_line(txl("eval", tmp_path / "r", "--precision", "fp8"), "--precision must be auto, fp32, bf16, got 'fp8'")
-
-
-def test_eval_of_an_lstm_in_bf16(txl: Run, tmp_path: Path, corpus: Corpus) -> None:
-    trainer(tmp_path / "r", corpus, steps=2, eval_every=2, model={"network": "lstm"}).run()
-    said = txl("eval", tmp_path / "r", "--limit", 500, "--precision", "bf16").stdout
-    assert "segments in bfloat16" in said
-    assert "all before" in said

@@ -1,5 +1,4 @@
-"""Words from a text to a text: prepare, train, resume, evaluate, generate, for the paper's
-systems."""
+"""Models of words: prepare, train, resume, evaluate, generate, for the paper's systems."""
 
 from pathlib import Path
 
@@ -24,7 +23,7 @@ def words(text: Path, tmp_path_factory: pytest.TempPathFactory) -> data.Corpus:
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_a_system_from_words_to_words(txl: Run, words: data.Corpus, tmp_path: Path, name: str) -> None:
+def test_system_of_the_paper(txl: Run, words: data.Corpus, tmp_path: Path, name: str) -> None:
     run = tmp_path / "r"
     done = txl("train", "--run", run, "--data", words.folder, *SMALL, *SYSTEMS[name].split())
     assert done.returncode == 0, done.stderr
@@ -39,7 +38,7 @@ def test_a_system_from_words_to_words(txl: Run, words: data.Corpus, tmp_path: Pa
     assert "  " not in written.stdout
 
 
-def test_without_a_prompt_a_text_begins(txl: Run, words: data.Corpus, tmp_path: Path) -> None:
+def test_generate_without_a_prompt(txl: Run, words: data.Corpus, tmp_path: Path) -> None:
     txl("train", "--run", tmp_path / "r", "--data", words.folder, *SMALL)
     written = txl("generate", tmp_path / "r", "--count", "4", "--seed", "1")
     assert written.returncode == 0, written.stderr
@@ -47,12 +46,12 @@ def test_without_a_prompt_a_text_begins(txl: Run, words: data.Corpus, tmp_path: 
 
 
 def cells(shown: str) -> list[str]:
-    """Of the first row of a table."""
+    """Return the cells of the first row of a table."""
     row = next(line for line in shown.splitlines() if line.startswith("│"))
     return [cell.strip() for cell in row.split("│")[1:-1]]
 
 
-def test_bits_of_bytes_and_perplexity_of_words(txl: Run, run: Path, words: data.Corpus, tmp_path: Path) -> None:
+def test_units_of_bytes_and_words(txl: Run, run: Path, words: data.Corpus, tmp_path: Path) -> None:
     txl("train", "--run", tmp_path / "r", "--data", words.folder, *SMALL)
     shown = txl("eval", tmp_path / "r").stdout
     assert " ppl " in shown
@@ -64,7 +63,7 @@ def test_bits_of_bytes_and_perplexity_of_words(txl: Run, run: Path, words: data.
     assert 0 < float(cells(shown)[2]) < 8
 
 
-def test_init_best_and_methods(txl: Run, run: Path) -> None:
+def test_eval_options(txl: Run, run: Path) -> None:
     done = txl("eval", run, "--attn-len", "4,32,64")
     assert "init " in done.stdout
     assert "(training's length 32)" in done.stdout

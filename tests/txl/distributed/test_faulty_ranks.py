@@ -1,4 +1,4 @@
-"""What goes wrong at the start of several processes is said once, by all of them, at once."""
+"""Errors of several processes: reported once, and no process waits for one that has ended."""
 
 import socket
 import subprocess
@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from command_helpers import SMALL, Done, in_process, one_line
+from rank_functions import exchange, start_each
 from ranks import environment, run_ranks, torchrun
 
 from txl.distributed import World
@@ -23,7 +24,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], str]] = {
     ),
     "chunks": ([{"batch": 4, "batch_chunk": 4}] * 2, "2 x 4, got 4"),
     "corpus": ([{}, {"corpus": 1}], "the processes differ in the corpus: rank 0 has"),
-    "vocabulary": ([{}, {"model": {"vocab_size": 99}}], "rank 1: vocab_size is 99"),
+    "vocabulary": ([{}, {"model": {"vocab_size": 99}}], "the processes differ in the model's vocab_size"),
     "model": (
         [{}, {"model": {"n_layer": 3}}],
         "the processes differ in the model's n_layer: rank 0 has 2, rank 1 has 3",
@@ -47,54 +48,55 @@ def refused(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> list[di
     folder = tmp_path_factory.mktemp("faults")
     (folder / "text.txt").write_text(Path(corpus.folder, "train.bin").read_bytes()[::-1].hex())
     other = data.prepare(folder / "text.txt", folder / "other", vocabulary=None)
-    given = {
-        "folder": folder / "runs",
-        "corpora": [corpus.folder, other.folder],
-        "cases": {k: v[0] for k, v in CASES.items()},
-    }
-    found: list[dict[str, str]] = run_ranks("rank_faults:start_each", 2, given, folder / "ranks")
-    return found
+    cases = {name: options for name, (options, _) in CASES.items()}
+    return run_ranks(start_each, 2, folder=folder / "runs", corpora=[corpus.folder, other.folder], cases=cases)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_all_ranks_refuse_what_does_not_go_together(name: str, refused: list[dict[str, str]]) -> None:
+def test_all_ranks_refuse_what_differs_or_does_not_fit(name: str, refused: list[dict[str, str]]) -> None:
     for rank in refused:
         assert CASES[name][1] in rank[name]
 
 
-def test_worlds(tmp_path: Path) -> None:
-    found = run_ranks("rank_faults:agree", 2, {}, tmp_path)
-    for rank, told in enumerate(found):
-        assert told["rows"] == [World(rank, 2).rows(n) for n in (0, 1, 5, 8)]
-        assert told["gathered"] == [0, 10]
-        assert told["first"]
-        assert told["rank 0"] == "SharedError: no such disk"
-        assert told["rank 1"] == "SharedError: rank 1: no such disk"
-        assert told["early"] == "rank 1: too early"
+def test_exchange_of_two_ranks() -> None:
+    found = run_ranks(exchange, 2)
+    for rank, got in enumerate(found):
+        assert got["rows"] == [World(rank, 2).rows(n) for n in (0, 1, 5, 8)]
+        assert (got["gathered"], got["first"], sorted(got["failing"])) == ([0, 10], 7, [False, True])
     assert [World(rank, 3).rows(8) for rank in range(3)] == [slice(0, 2), slice(2, 5), slice(5, 8)]
 
 
-def test_an_error_comes_out_once(tmp_path: Path, corpus: Corpus) -> None:
-    """Under torchrun, of a mistake that every process makes."""
-    done = torchrun(
-        2, "train", "-r", tmp_path / "run", "--data", corpus.folder, *SMALL, "--batch", 3, "--device", "cpu"
-    )
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--batch", 3], "batch must be a multiple of the number of processes"),
+        ([], "log.jsonl"),
+        (["--lr", 1e6, "--clip", 1e30, "--warmup", 1, "--steps", 200], "at step"),
+    ],
+    ids=["all ranks", "first rank", "loss"],
+)
+def test_error_is_reported_once(tmp_path: Path, corpus: Corpus, options: list[object], words: str) -> None:
+    """The first rank alone cannot replace a folder by its log, while the other goes on."""
+    if words == "log.jsonl":
+        (tmp_path / "run" / "log.jsonl").mkdir(parents=True)
+    began = time.monotonic()
+    done = torchrun(2, "train", "-r", tmp_path / "run", "--data", corpus.folder, *SMALL, *options, "--device", "cpu")
     assert done.returncode == 1
-    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1
-    assert "batch must be a multiple of the number of processes" in lines[0]
-    assert done.stdout == ""
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: rank ")]
+    assert len(lines) == 1, done.stderr
+    assert words in lines[0]
+    assert time.monotonic() - began < 60
 
 
-def test_the_first_rank_prepares_the_text_and_all_load_it(tmp_path: Path, text: Path) -> None:
-    """More than two: those after the first would prepare at the same time."""
+def test_first_rank_prepares_the_text(tmp_path: Path, text: Path) -> None:
+    """Three ranks: the second and third must not prepare at the same time."""
     done = torchrun(3, "train", "-r", tmp_path / "run", "--data", text, *SMALL, "--batch", 3, "--device", "cpu")
     assert done.returncode == 0, done.stderr
     data.load(tmp_path / "run" / "corpus").verify()
 
 
 @pytest.mark.slow
-def test_another_checkpoint_is_not_resumed(tmp_path: Path, corpus: Corpus) -> None:
+def test_other_options_are_not_resumed(tmp_path: Path, corpus: Corpus) -> None:
     run = tmp_path / "run"
     begin = ["train", "-r", run, "--data", corpus.folder, "--device", "cpu", *SMALL]
     assert torchrun(2, *begin).returncode == 0
@@ -104,7 +106,7 @@ def test_another_checkpoint_is_not_resumed(tmp_path: Path, corpus: Corpus) -> No
     assert "n_layer is 2, was 1" in lines[0]
 
 
-def test_a_port_in_use_is_named() -> None:
+def test_port_in_use_is_reported() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -132,7 +134,7 @@ def test_a_port_in_use_is_named() -> None:
     ],
     ids=["half", "letters", "beyond"],
 )  # fmt: skip
-def test_an_environment_that_is_not_torchruns(
+def test_environment_not_set_by_torchrun(
     txl: Txl, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str, tmp_path: Path
 ) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):

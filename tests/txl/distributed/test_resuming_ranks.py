@@ -1,4 +1,4 @@
-"""Checkpoints of several processes: another number goes on, nothing is lost, damage is seen."""
+"""Checkpoints of several processes: resumed by any number of them, after kills and Ctrl-C."""
 
 import signal
 import subprocess
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from command_helpers import SMALL
-from rank_trainings import Trained, go_on
+from rank_functions import Trained, go_on
 from ranks import children, environment, run_ranks, start_torchrun, torchrun
 
 from txl.distributed import World
@@ -21,10 +21,8 @@ from txl.training.checkpoint import LAST
 PLAIN: dict[str, Any] = {"batch": 8, "steps": 12, "model": {"dropout": 0.0, "attn_dropout": 0.0}, "average": "ema"}
 
 
-def on_ranks(size: int, run: Path, corpus: Corpus, until: int, work: Path, **case: Any) -> list[Trained]:
-    given = {"folder": run, "corpus": corpus.folder, "until": until} | PLAIN | case
-    found: list[Trained] = run_ranks("rank_trainings:go_on", size, given, work / "ranks")
-    return found
+def on_two_ranks(run: Path, corpus: Corpus, until: int, **case: Any) -> list[Trained]:
+    return run_ranks(go_on, 2, folder=run, corpus=corpus.folder, until=until, **PLAIN | case)
 
 
 def assert_close(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:
@@ -34,13 +32,13 @@ def assert_close(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) ->
 
 
 def test_two_then_one_then_two_processes_train_as_one(corpus: Corpus, tmp_path: Path) -> None:
-    """The same streams and memory, parameters, optimizer and average, whoever held which part."""
+    """Streams, memory, parameters, optimizer and average do not depend on who held which part."""
     whole = go_on(World(), tmp_path / "whole", corpus.folder, 12, **PLAIN)
     run = tmp_path / "run"
-    losses = on_ranks(2, run, corpus, 4, tmp_path)[0].losses
+    losses = on_two_ranks(run, corpus, 4)[0].losses
     assert [path.name for path in run.glob("last*")] == ["last.safetensors"]
     losses += go_on(World(), run, corpus.folder, 8, **PLAIN | {"batch_chunk": 2}).losses
-    last = on_ranks(2, run, corpus, 12, tmp_path)
+    last = on_two_ranks(run, corpus, 12)
     torch.testing.assert_close(torch.tensor(losses + last[0].losses), torch.tensor(whole.losses), rtol=1e-9, atol=0)
     assert_close(last[0].parameters, whole.parameters)
     assert_close(last[1].average, whole.average)
@@ -49,12 +47,12 @@ def test_two_then_one_then_two_processes_train_as_one(corpus: Corpus, tmp_path: 
 
 
 @pytest.mark.slow
-def test_as_many_processes_go_on_bit_for_bit(corpus: Corpus, tmp_path: Path) -> None:
-    """With dropout: each process's random numbers go on, and are not another's."""
+def test_same_number_of_processes_resumes_bit_for_bit(corpus: Corpus, tmp_path: Path) -> None:
+    """With dropout: each process keeps its own random generator."""
     dropout = {"model": {"dropout": 0.3, "attn_dropout": 0.2}}
-    whole = on_ranks(2, tmp_path / "whole", corpus, 8, tmp_path, **dropout)
-    first = on_ranks(2, tmp_path / "run", corpus, 3, tmp_path, **dropout)
-    rest = on_ranks(2, tmp_path / "run", corpus, 8, tmp_path, **dropout)
+    whole = on_two_ranks(tmp_path / "whole", corpus, 8, **dropout)
+    first = on_two_ranks(tmp_path / "run", corpus, 3, **dropout)
+    rest = on_two_ranks(tmp_path / "run", corpus, 8, **dropout)
     assert first[0].losses + rest[0].losses == whole[0].losses
     assert all(torch.equal(x, whole[0].parameters[name]) for name, x in rest[0].parameters.items())
     saved = checkpoints.load(tmp_path / "run")
@@ -62,10 +60,8 @@ def test_as_many_processes_go_on_bit_for_bit(corpus: Corpus, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_killed_rank_ends_the_others_with_a_line_and_loses_nothing(
-    corpus: Corpus, tmp_path: Path, victim: int
-) -> None:
-    """In a minute; the run goes on with one process from the checkpoint that was written last."""
+def test_killed_rank_ends_the_others_and_loses_no_checkpoint(corpus: Corpus, tmp_path: Path, victim: int) -> None:
+    """Within a minute, with one error line; one process resumes from the last checkpoint."""
     run, last = tmp_path / "run", tmp_path / "run" / LAST
     options = [*SMALL, "--steps", 100000, "--save-every", 3, "--eval-every", 100000, "--log-every", 1]
     with start_torchrun(2, "train", "-r", run, "--data", corpus.folder, "--device", "cpu", *options) as process:
@@ -91,7 +87,7 @@ def test_a_killed_rank_ends_the_others_with_a_line_and_loses_nothing(
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_once_and_tells_how_to_go_on(corpus: Corpus, tmp_path: Path) -> None:
+def test_ctrl_c_saves_once_and_prints_how_to_resume(corpus: Corpus, tmp_path: Path) -> None:
     run = tmp_path / "run"
     options = [*SMALL, "--steps", 100000, "--save-every", 100000, "--eval-every", 100000, "--log-every", 1]
     with start_torchrun(2, "train", "-r", run, "--data", corpus.folder, "--device", "cpu", *options) as process:

@@ -1,4 +1,4 @@
-"""Two processes with half of the batch each are one with all of it."""
+"""Two processes with half of the batch each train as one process with all of it."""
 
 import functools
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from rank_trainings import Trained, fully_sharded, several
+from rank_functions import Trained, fully_sharded, several
 from ranks import run_ranks
 
 from txl.distributed import World
@@ -40,13 +40,13 @@ CASES = {
     "qrnn": {"model": {"network": "qrnn"} | RECURRENT} | LONG,
     "recomputed": case(recompute=True),
 }
-# Of each kind one; the others go to CI.
+# One of each kind; the others run with -m slow.
 QUICK = ("chunks and segments", "bins", "weight decay, ema", "recomputed")
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    """Of which the second half lacks a symbol."""
+    """A corpus whose second half lacks a symbol."""
     lines = [f"{n:04d} follows the line that ended in {n * 7919 % 9973:04d};\n" for n in range(480)]
     folder = tmp_path_factory.mktemp("text")
     (folder / "text.txt").write_text(
@@ -65,11 +65,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 def test_two_ranks_train_as_one_process(corpus: Corpus, tmp_path: Path, names: tuple[str, ...]) -> None:
     """20 updates in float64, over the end of an epoch: losses, gradients' norms, parameters, the
     average, and the memory of every stream."""
-    given = {"folder": tmp_path / "runs", "corpus": corpus.folder, "updates": UPDATES}
-    ranks = run_ranks(
-        "rank_trainings:several", 2, given | {"cases": {n: CASES[n] for n in names}}, tmp_path / "ranks", 300
-    )
-    alone = several(World(), tmp_path / "alone", corpus.folder, {n: CASES[n] for n in names}, UPDATES)
+    given = {"corpus": corpus.folder, "cases": {n: CASES[n] for n in names}, "updates": UPDATES}
+    ranks = run_ranks(several, 2, folder=tmp_path / "runs", **given)
+    alone = several(World(), tmp_path / "alone", **given)
     for name in names:
         assert_same(name, alone[name], [rank[name] for rank in ranks])
 
@@ -92,10 +90,10 @@ def assert_same(name: str, want: Trained, got: list[Trained]) -> None:
     assert want.losses[-1] < want.losses[0]
 
 
-def test_fully_shard_in_a_loop_of_ones_own(tmp_path: Path) -> None:
-    """FSDP2 of torch over the layers: losses of one process."""
+def test_fully_shard_in_a_plain_loop() -> None:
+    """Layers sharded by torch's FSDP2 have the losses of one process."""
     x = torch.randn(4, 12, 16, dtype=torch.float64)
     want = fully_sharded(World(), x, 5)
-    for rank in run_ranks("rank_trainings:fully_sharded", 2, {"x": x, "updates": 5}, tmp_path / "ranks"):
+    for rank in run_ranks(fully_sharded, 2, x=x, updates=5):
         assert rank == pytest.approx(want, rel=1e-9, abs=0)
     assert want[-1] < want[0]

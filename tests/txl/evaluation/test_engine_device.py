@@ -1,4 +1,4 @@
-"""A text read and continued on a GPU. On a GPU only: `pytest -m gpu`."""
+"""Evaluation and generation on a GPU: `pytest -m gpu`."""
 
 import copy
 from typing import Any
@@ -15,7 +15,7 @@ CLOSE = {"rtol": 1e-3, "atol": 1e-3}
 
 
 def models(**options: Any) -> tuple[TransformerXL, TransformerXL]:
-    """On the CPU and on the GPU, of the same parameters."""
+    """Return a model on the CPU and its copy on the GPU."""
     with torch.device("cpu"):
         network = TransformerXL(ModelConfig(vocab_size=500, dropout=0.0, **(SIZES | options)))
     for p in network.parameters():
@@ -29,7 +29,7 @@ def models(**options: Any) -> tuple[TransformerXL, TransformerXL]:
     {"encoding": "shaw-released", "table_len": 20}, {"cutoffs": (100, 300)}, {"cutoffs": (100, 300), "div_val": 2},
 ], ids=str)  # fmt: skip
 def test_steps_are_those_of_the_cpu(options: dict[str, Any], batch: int) -> None:
-    """Before and after the cache is full; with a segment between, and another text."""
+    """Before and after the cache is full, with a segment between, and after a reset."""
     here, there = (Engine(network, batch, 100, 32) for network in models(**options))
     for _ in range(2):
         for length in (7, *[1] * 120, 20, *[1] * 10):
@@ -41,7 +41,7 @@ def test_steps_are_those_of_the_cpu(options: dict[str, Any], batch: int) -> None
         there.reset()
 
 
-def test_likeliest_tokens_are_the_same() -> None:
+def test_greedy_generation_is_that_of_the_cpu() -> None:
     prompt, texts = torch.arange(5).unsqueeze(0), []
     for network in models():  # the first is on the CPU
         drawn = generate(Engine(network, 1, 400, 32), prompt.to(network.device), 200, Sampling(0.0))
@@ -51,7 +51,7 @@ def test_likeliest_tokens_are_the_same() -> None:
 
 
 def test_graphs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the same steps on the same caches, issued by Python; before and after a reset."""
+    """The bits of the same steps issued by Python, before and after a reset."""
     network = models(initial_memory="zeros")[1].bfloat16()
     tokens = torch.randint(500, (40, 2, 32), device="cuda")
     found = []
@@ -66,7 +66,7 @@ def test_graphs_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(*found)
 
 
-def test_a_growing_cache_is_refused_while_a_graph_is_captured() -> None:
+def test_growing_cache_is_refused_in_a_capture() -> None:
     engine = Engine(models()[1], 1, 100, 32, graph=False)
     tokens = torch.zeros(1, 32, dtype=torch.long, device="cuda")
     engine(tokens)

@@ -1,21 +1,20 @@
-"""Sampling, and `LanguageModel` with a stop string, clamped distances, zeros before."""
+"""Sampling, prompts, stop strings."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from model_helpers import small_model
 
-from txl import Engine, LanguageModel
+from txl import LanguageModel
 from txl.errors import TxlError
 from txl.evaluation import generate as sampling
 from txl.evaluation.evaluate import Reading
-from txl.evaluation.generate import Sampling, generate, text_of
+from txl.evaluation.generate import Sampling, text_of
 from txl.model import Network
 from txl.model.config import RecurrentConfig
 from txl.paper.recurrent import RecurrentNetwork
@@ -35,7 +34,7 @@ SYSTEMS: dict[str, dict[str, object]] = {
 
 
 def opened(model: Network, vocabulary: Vocabulary = LETTERS) -> LanguageModel:
-    """With parameters whose likeliest texts differ and go on changing."""
+    """Return a model whose likeliest texts differ by prompt."""
     torch.manual_seed(1)
     for name, p in model.named_parameters():
         if p.dim() > 1:
@@ -55,7 +54,7 @@ def recurrent(kind: str) -> LanguageModel:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The batch of every step of sampling from now on."""
+    """Return a list to which every step of sampling adds its batch size."""
     steps: list[int] = []
 
     def generate(*arguments: Any) -> Iterator[torch.Tensor]:
@@ -68,8 +67,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("name", [*SYSTEMS, "lstm", "qrnn"])
-def test_a_prompt_as_text_bytes_and_tokens(name: str) -> None:
-    """Shorter than memory, and longer; and a text is drawn again by its seed."""
+def test_prompts_of_text_bytes_and_tokens(name: str) -> None:
+    """Prompts shorter and longer than the memory; a seed repeats a text."""
     model = language_model(**SYSTEMS[name]) if name in SYSTEMS else recurrent(name)
     texts = set()
     for prompt in ("abc", "the quick brown fox jumps over it", "a"):
@@ -82,7 +81,7 @@ def test_a_prompt_as_text_bytes_and_tokens(name: str) -> None:
     assert model.generate("a", 20, seed=3) == model.generate("a", 20, seed=3) != model.generate("a", 20, seed=4)
 
 
-def test_a_space_goes_before_a_word_unless_there_is_one() -> None:
+def test_space_before_the_first_word() -> None:
     model = language_model(WORDS)
     after_word, after_space, after_line = (model.generate(p, 5, LIKELIEST) for p in ("w1 w2", "w1 w2 ", "w1\n"))
     assert after_word == " " + after_space
@@ -90,7 +89,7 @@ def test_a_space_goes_before_a_word_unless_there_is_one() -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [LETTERS, WORDS], ids=["bytes", "words"])
-def test_a_stop_string_over_several_tokens(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_string_of_several_tokens(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     model, plain = language_model(vocabulary), Sampling(1.0)
     prompt = b"abc" if vocabulary is LETTERS else b"w1 w2"
     pieces = list(model.stream(prompt, 40, plain, seed=1))
@@ -109,9 +108,8 @@ def test_a_stop_string_over_several_tokens(vocabulary: Vocabulary, monkeypatch: 
 
 
 @pytest.mark.parametrize("system", ["relative", "sinusoid", "no recurrence"])
-def test_a_method_asked_for_reads_the_text_so(system: str) -> None:
-    """Of windows as long as the text and memories that hold all of it every method sees the same,
-    but for how far back its positions reach."""
+def test_methods_of_reading_the_prompt(system: str) -> None:
+    """Windows and memories that hold the whole text give the same text in every method."""
     model = language_model(**SYSTEMS[system])
     window = model.generate("abc", 12, LIKELIEST, Reading(40, method="sliding"))
     assert window == model.generate("abc", 12, LIKELIEST, Reading(40, method="sliding", segment=3))
@@ -120,27 +118,6 @@ def test_a_method_asked_for_reads_the_text_so(system: str) -> None:
         assert model.generate("abc", 12, LIKELIEST, Reading(40, method="segments", segment=1)) == window
     with pytest.raises(TxlError, match="stride must be from 1 to the window's 2 tokens, got 3"):
         model.generate("abc", 12, LIKELIEST, Reading(2, method="sliding", segment=3))
-
-
-def test_zeros_are_as_many_as_a_token_sees() -> None:
-    """And not as few as there are tokens, which would be right with an empty memory."""
-    model = language_model(initial_memory="zeros")
-    engine = Engine(language_model(initial_memory="zeros").model, 1, attn_len=60, max_segment=8)
-    tokens = torch.tensor(LETTERS.encode(b"abc").astype(np.int64)).unsqueeze(0)
-    want = torch.cat(list(sampling.generate(engine, tokens, 8, LIKELIEST))).tolist()
-    found = model.generate("abc", 8, LIKELIEST, Reading(60))
-    assert found == LETTERS.decode(want).decode()
-    short = sampling.generate(Engine(engine.model, 1, 11, 8), tokens, 8, LIKELIEST)
-    assert want != torch.cat(list(short)).tolist()
-
-
-def test_generation_is_repeatable_by_its_generator() -> None:
-    engine, prompt = Engine(small_model(), 2, 6, 4), torch.zeros(2, 3, dtype=torch.long)
-
-    def text() -> torch.Tensor:
-        return torch.stack(list(generate(engine, prompt, 20, Sampling(1.0), torch.Generator().manual_seed(3))))
-
-    assert torch.equal(text(), text())
 
 
 def test_sampling_options() -> None:
@@ -162,35 +139,15 @@ def test_sampling_options() -> None:
         ({"top_p": 0.0}, r"top-p must be in \(0, 1\], got 0.0"),
     ],
 )
-def test_bad_sampling(arguments: dict[str, float], message: str) -> None:
+def test_invalid_sampling(arguments: dict[str, float], message: str) -> None:
     with pytest.raises(TxlError, match=message):
         Sampling(**arguments)
 
 
-def test_equal_scores_let_no_more_than_k_through() -> None:
-    """A threshold at the k-th value would let all of them through."""
+def test_top_k_of_equal_scores() -> None:
+    """A threshold at the k-th value would keep all of them."""
     drawn = Sampling(1.0, top_k=3).draw(torch.zeros(2000, 50))
     assert len(drawn.unique()) == 3
-
-
-BAD: dict[str, tuple[dict[str, object], dict[str, Any], str]] = {
-    "empty": ({}, {"prompt": ""}, "the prompt is empty"),
-    "unknown": ({}, {"prompt": "abC"}, r"the text holds bytes that .*: 0x43 'C'"),
-    "lists": ({}, {"prompt": [1, 2]}, r"prompt must be str, bytes, or a NumPy array \[n\] of tokens"),
-    "tokens": ({}, {"prompt": np.array([99])}, r"prompt must hold tokens from 0 to 30, got 99 to 99"),
-    "count": ({}, {"count": 0}, "count must be an integer >= 1, got 0"),
-    "attn_len": ({}, {"reading": {"attn_len": 0}}, "attn_len must be >= 1, got 0"),
-    "stop": ({}, {"stop": ""}, "stop must be a string of at least one character, got ''"),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_mistakes(name: str) -> None:
-    options, arguments, message = BAD[name]
-    model, asked = language_model(**options), dict(arguments)
-    how = asked.pop("reading", {})
-    with pytest.raises(TxlError, match=message):
-        model.stream(**({"prompt": "ab"} | asked), reading=Reading(**how))  # before the first token is asked for
 
 
 AB = ByteVocabulary(b"ab")
@@ -198,7 +155,7 @@ AB = ByteVocabulary(b"ab")
 
 @given(st.text("ab", max_size=40).map(str.encode), st.text("ab", max_size=4).map(str.encode))
 def test_any_text_and_stop_string(text: bytes, stop: bytes) -> None:
-    """The text up to its first stop string, each part as soon as it is known, and no more."""
+    """The text up to its first stop string, each part as soon as it is certain."""
     taken = 0
 
     def drawn() -> Iterator[torch.Tensor]:
@@ -215,17 +172,3 @@ def test_any_text_and_stop_string(text: bytes, stop: bytes) -> None:
         assert not held or stop.startswith(held)
     assert shown == (text if end < 0 else text[:end])
     assert taken == (len(text) if end < 0 else end + len(stop))
-
-
-@pytest.mark.parametrize(
-    ("stop", "message"),
-    [
-        ("", "stop must be a string of at least one character, got ''"),
-        (b"", "stop must be a string of at least one character, got b''"),
-        (["a", "b"], r"stop must be a string of at least one character, got \['a', 'b'\]"),
-        (5, "stop must be a string of at least one character, got 5"),
-    ],
-)
-def test_bad_stop_strings(stop: object, message: str) -> None:
-    with pytest.raises(TxlError, match=message):
-        opened(small_model()).generate("a", 3, stop=stop)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""`txl export`: what transformers 4.37.2 reads computes the same, and comes back."""
+"""`txl export`: transformers 4.37.2 computes the same, and `txl import` reads it back."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from command_helpers import in_process, one_line
 
 import txl
 from txl.errors import TxlError
@@ -46,7 +45,7 @@ def saved(
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_there_and_back(options: dict[str, Any], tmp_path: Path) -> None:
+def test_round_trip(options: dict[str, Any], tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="needs the `peers` extra: transformers==4.37.2")
     model = saved(tmp_path / "a.safetensors", **options)
     export(tmp_path / "a.safetensors", tmp_path / "out")
@@ -69,28 +68,27 @@ def test_there_and_back(options: dict[str, Any], tmp_path: Path) -> None:
         assert torch.equal(a, b), name
 
 
-def test_bytes_and_the_start_of_a_text(tmp_path: Path) -> None:
-    """A vocabulary of bytes, and a memory that begins empty, which only our reader knows."""
-    symbols = ByteVocabulary(bytes(range(40, 90)), b"\n")
-    saved(tmp_path / "a.safetensors", symbols, initial_memory="empty")
+@pytest.mark.parametrize(
+    "vocabulary",
+    [
+        ByteVocabulary(bytes(range(40, 90)), b"\n"),
+        WordVocabulary(["<S>", "<eos>", "<UNK>", *(f"w{n}" for n in range(47))], lower=True, end="<S>"),
+    ],
+    ids=["bytes", "words"],
+)
+def test_settings_that_only_txl_reads_come_back(vocabulary: Vocabulary, tmp_path: Path) -> None:
+    """The vocabulary's, and a memory that begins empty."""
+    saved(tmp_path / "a.safetensors", vocabulary, initial_memory="empty")
     export(tmp_path / "a.safetensors", tmp_path / "out")
     convert(tmp_path / "out", tmp_path / "b.safetensors")
     back = txl.load(tmp_path / "b.safetensors")
-    assert (back.vocabulary, back.model.config.initial_memory) == (symbols, "empty")
-
-
-def test_settings_of_words_come_back(tmp_path: Path) -> None:
-    words = WordVocabulary(["<S>", "<eos>", "<UNK>", *(f"w{n}" for n in range(47))], lower=True, end="<S>")
-    saved(tmp_path / "a.safetensors", words)
-    export(tmp_path / "a.safetensors", tmp_path / "out")
-    convert(tmp_path / "out", tmp_path / "b.safetensors")
-    assert txl.load(tmp_path / "b.safetensors").vocabulary == words
+    assert (back.vocabulary, back.model.config.initial_memory) == (vocabulary, "empty")
 
 
 @pytest.mark.parametrize("state", [{}, {"attn_len": 26, "segment": 20}])
 @pytest.mark.parametrize("window", [None, 6])
 def test_lengths_of_training_come_back(state: dict[str, int], window: int | None, tmp_path: Path) -> None:
-    """They are the defaults of evaluation."""
+    """The lengths are the defaults of evaluation."""
     state = state and state | {"attn_len": window or state["attn_len"]}
     saved(tmp_path / "a.safetensors", state=state, window=window)
     export(tmp_path / "a.safetensors", tmp_path / "out")
@@ -102,7 +100,7 @@ def test_lengths_of_training_come_back(state: dict[str, int], window: int | None
 
 
 @pytest.mark.parametrize("length", [0, 2**31, 1.5, "8", None])
-def test_a_length_that_is_none(length: object, tmp_path: Path) -> None:
+def test_invalid_segment_length(length: object, tmp_path: Path) -> None:
     saved(tmp_path / "a.safetensors")
     export(tmp_path / "a.safetensors", tmp_path / "out")
     path = tmp_path / "out" / "config.json"
@@ -127,12 +125,3 @@ def test_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(TxlError, match=message):
         export(tmp_path / "a.safetensors", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_the_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    saved(tmp_path / "a.safetensors")
-    source, out = tmp_path / "a.safetensors", tmp_path / "out"
-    done = in_process(capfd, "export", source, out)
-    assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors", "vocab.txt"]
-    one_line(in_process(capfd, "export", source, out), "exists already")

@@ -1,5 +1,4 @@
-"""The paper's TensorFlow checkpoints, as examples/tensorflow_checkpoint.py makes safetensors of
-them."""
+"""The paper's TensorFlow checkpoints, converted by examples/tensorflow_checkpoint.py."""
 
 import importlib.machinery
 import runpy
@@ -31,7 +30,7 @@ CUTOFFS, DIV_VAL = (8, 16), 2
 
 
 def values(name: str, shape: tuple[int, ...]) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
-    """What a variable holds."""
+    """Return the values of a variable."""
     drawn = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
     return (0.3 * drawn).astype(np.float32)
 
@@ -54,8 +53,8 @@ def _layers(untied: bool) -> dict[str, tuple[int, ...]]:
 
 
 def words(same_dim: bool) -> dict[str, tuple[int, ...]]:
-    """Bins with div_val 2, projections tied but the first; or, without a projection of the first,
-    all tied."""
+    """Return shapes of bins with div_val 2: all projections but the first are tied, or all if
+    the first bin has none."""
     shapes, ends = _layers(False), (0, *CUTOFFS, V)
     for i in range(3):
         rows, width = ends[i + 1] - ends[i], D_MODEL // DIV_VAL**i
@@ -71,7 +70,7 @@ def words(same_dim: bool) -> dict[str, tuple[int, ...]]:
 
 
 def one_table() -> dict[str, tuple[int, ...]]:
-    """Bins of one table, whose width is not the model's."""
+    """Return shapes of bins of one table narrower than the model."""
     shapes = _layers(False) | {
         "adaptive_embed/lookup_table": (V, 12),
         "adaptive_embed/proj_W": (12, D_MODEL),
@@ -84,7 +83,7 @@ def one_table() -> dict[str, tuple[int, ...]]:
 
 
 def characters() -> dict[str, tuple[int, ...]]:
-    """Without bins, as enwik8's; biases a layer."""
+    """Return shapes without bins, as for enwik8, with biases in each layer."""
     return _layers(True) | {"adaptive_embed/lookup_table": (V, D_MODEL), "adaptive_softmax/bias": (V,)}
 
 
@@ -97,7 +96,7 @@ CHECKPOINTS = {
 
 
 def held(kind: str) -> "dict[str, np.ndarray[Any, Any]]":
-    """What a checkpoint holds after training: slots of Adam and the step count, too."""
+    """Return the variables of a checkpoint after training, with Adam's slots and the step count."""
     found = {f"transformer/{name}": values(f"transformer/{name}", shape) for name, shape in CHECKPOINTS[kind].items()}
     slots = {f"{name}/{slot}": np.zeros_like(x) for name, x in found.items() for slot in ("Adam", "Adam_1")}
     counts = {"beta1_power": np.float32(0.9), "beta2_power": np.float32(0.99), "global_step": np.int64(3)}
@@ -106,7 +105,7 @@ def held(kind: str) -> "dict[str, np.ndarray[Any, Any]]":
 
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script's file of a checkpoint, whose reader is TensorFlow's by its looks."""
+    """A function that runs the script with a fake TensorFlow; it returns the script's file."""
 
     def write(kind: str) -> Path:
         def load_checkpoint(prefix: str) -> Any:
@@ -132,8 +131,8 @@ def words(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_logits_of_hugging_faces_map(written: Any, tmp_path: Path, words: Path) -> None:
-    """transformers' own map from TensorFlow's names to its modules, over three segments."""
+def test_logits(written: Any, tmp_path: Path, words: Path) -> None:
+    """Logits over three segments, by transformers' own map from TensorFlow's names."""
     module = pytest.importorskip(
         "transformers.models.deprecated.transfo_xl.modeling_transfo_xl", reason="needs transformers==4.37.2"
     )
@@ -166,7 +165,7 @@ def _layer(name: str, kind: str) -> Tensor:
 
 
 def test_without_bins(written: Any, tmp_path: Path, words: Path) -> None:
-    """Biases of their own in each layer; same_length sees mem_len + 1 keys."""
+    """Each layer has biases; same_length sees mem_len + 1 keys."""
     model = convert(
         written("characters"), tmp_path / "a.safetensors", words, lengths=Lengths(MEM_LEN, same_length=True)
     ).model
@@ -176,7 +175,7 @@ def test_without_bins(written: Any, tmp_path: Path, words: Path) -> None:
 
 
 def test_bins_of_one_table(written: Any, tmp_path: Path, words: Path) -> None:
-    """A bias a bin becomes one; the table is narrower than the model."""
+    """The bins' biases become one vector; the table is narrower than the model."""
     model = convert(written("one-table"), tmp_path / "a.safetensors", words, lengths=LENGTHS).model
     c = model.config
     assert (c.div_val, c.cutoffs, c.d_embed, c.tie_projs) == (1, CUTOFFS, 12, "tail")
@@ -192,7 +191,7 @@ def test_no_projection_of_the_same_width(written: Any, tmp_path: Path, words: Pa
     assert sorted(model.embedding.projections) == sorted(model.softmax.projections) == ["1", "2"]
 
 
-def test_the_command(written: Any, tmp_path: Path, words: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_import_command(written: Any, tmp_path: Path, words: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out, source = tmp_path / "ours.safetensors", written("words")
     one_line(in_process(capfd, "import", source, out, "--vocabulary", words), "give --mem-len")
     done = in_process(capfd, "import", source, out, "--vocabulary", words, "--mem-len", 6, "--segment", 5)
@@ -201,8 +200,8 @@ def test_the_command(written: Any, tmp_path: Path, words: Path, capfd: pytest.Ca
     assert "w" in in_process(capfd, "generate", out, "--prompt", "w1 w2", "--count", 4).stdout
 
 
-def test_what_tensorflow_wrote_itself(tmp_path: Path) -> None:
-    """By its prefix, a file of it, or its folder: the error names the script."""
+def test_tensorflows_own_files_name_the_script(tmp_path: Path) -> None:
+    """Prefix, file and folder of a TensorFlow checkpoint: the error names the script."""
     for name in ("model.ckpt-3.index", "model.ckpt-3.data-00000-of-00001", "checkpoint"):
         (tmp_path / name).write_bytes(b"anything")
     for source in ("model.ckpt-3", "model.ckpt-3.index", "model.ckpt-3.data-00000-of-00001", ""):
@@ -210,8 +209,8 @@ def test_what_tensorflow_wrote_itself(tmp_path: Path) -> None:
             convert(tmp_path / source, tmp_path / "ours.safetensors", lengths=LENGTHS)
 
 
-def test_harmed(written: Any, tmp_path: Path, words: Path) -> None:
-    """Cut off, of another model, a tensor too few or of another shape."""
+def test_damaged_files(written: Any, tmp_path: Path, words: Path) -> None:
+    """Truncated files, other models, missing tensors, other shapes."""
     out, whole = tmp_path / "ours.safetensors", held("words")
     name, content = "transformer/layer_0/ff/layer_2/kernel", written("words").read_bytes()
     for harmed, message in (

@@ -1,4 +1,4 @@
-"""torch.compile around the model: no breaks, our operators in the graphs, few graphs, the same
+"""torch.compile around the model: no graph breaks, operators in the graphs, few graphs, the same
 values."""
 
 from collections import Counter
@@ -51,7 +51,7 @@ class Graphs:
 
 @pytest.fixture
 def graphs() -> Iterator[Graphs]:
-    """Of what a test compiles; more than torch keeps of one function raise."""
+    """A backend; more recompilations than torch's limit raise."""
     torch.compiler.reset()
     counters.clear()
     with dynamo.patch(fail_on_recompile_limit_hit=True):
@@ -68,12 +68,12 @@ def model(**options: Any) -> TransformerXL:
 
 
 def segments(lengths: list[int]) -> list[Tensor]:
-    """Tokens and targets of a text that is read in segments, [2, 2, L] each."""
+    """Return tokens and targets of segments, [2, 2, L] each."""
     return [torch.randint(31, (2, 2, length)) for length in lengths]
 
 
 def step(network: TransformerXL, tokens: Tensor, targets: Tensor, memory: Any) -> tuple[Tensor, Any]:
-    """What training does with a segment: reading, softmax, loss."""
+    """Compute the loss of a segment as training does."""
     loss = SegmentTraining(network)(tokens, targets, memory)
     return loss.total, loss.memory
 
@@ -81,7 +81,7 @@ def step(network: TransformerXL, tokens: Tensor, targets: Tensor, memory: Any) -
 def trained(
     network: TransformerXL, parts: list[Tensor], run: Callable[..., Any] = step, memory: Any = None
 ) -> list[Tensor]:
-    """Losses of the segments, and the gradients of their sum."""
+    """Return the losses of the segments and the gradients of their sum."""
     losses = []
     for tokens, targets in parts:
         loss, memory = run(network, tokens, targets, memory)
@@ -92,8 +92,8 @@ def trained(
 
 
 @pytest.mark.parametrize("options", [WHOLE, *(pytest.param(more, marks=SLOW) for more in MORE)], ids=str)
-def test_a_segment_is_one_graph(options: dict[str, Any], graphs: Graphs) -> None:
-    """Reading after a memory, softmax and loss, which bins have whatever rows they get."""
+def test_segment_is_one_graph(options: dict[str, Any], graphs: Graphs) -> None:
+    """Forward with memory, softmax and loss, with any number of rows in a bin."""
     network, (before, part) = model(**options), segments([6, 6])
     _, memory = step(network, *before, None)
     want = trained(network, [part], step, memory)
@@ -106,23 +106,12 @@ def test_a_segment_is_one_graph(options: dict[str, Any], graphs: Graphs) -> None
     assert (forward[OPERATOR], backward[BACKWARD]) == (layers, layers)
 
 
-def test_what_breaks_where_breaks_are_allowed(graphs: Graphs) -> None:
-    """Only the rows of a bin, whose number depends on values (and what torch makes of a loop that
-    broke there), never our operators: `capture_dynamic_output_shape_ops`, which fullgraph=True
-    implies, takes them into the graph."""
-    network = model(**BINS, div_val=2)
-    trained(network, segments([6]), torch.compile(step, dynamic=True, backend=graphs.backend))
-    first, *others = counters["graph_break"]
-    assert "aten.nonzero" in first
-    assert all("builtin str" in reason for reason in others)
-
-
 @pytest.mark.parametrize(
     "change", ["none", *(pytest.param(x, marks=SLOW) for x in ("untied", "recomputed", "autocast"))]
 )
-def test_layers_share_three_graphs_however_many_they_are(change: str, graphs: Graphs) -> None:
-    """As `txl train --compile` compiles them: without memory, with one as long as the segment, with
-    any other. Two epochs, whose memory grows and whose last segment is shorter."""
+def test_layers_share_three_graphs(change: str, graphs: Graphs) -> None:
+    """`txl train --compile` has graphs without memory, with one as long as the segment, and with
+    any other. In two epochs the memory grows, and the last segment is shorter."""
     network, parts = model(n_layer=6, mem_len=30, untie_r=change == "untied"), segments([6] * 7 + [4])
     seen = []
     for block in network.layers:
@@ -136,19 +125,6 @@ def test_layers_share_three_graphs_however_many_they_are(change: str, graphs: Gr
     assert not counters["graph_break"]
     assert sum(OPERATOR in found for found in graphs.operators) == (6 if change == "recomputed" else 3)
     assert sum(BACKWARD in found for found in graphs.operators) == 3
-
-
-@pytest.mark.slow
-def test_a_run_read_whole_takes_four_graphs(graphs: Graphs) -> None:
-    """A memory that grows and one that is full are two more than none and one as long as the
-    segment."""
-    network, parts = model(mem_len=30), segments([6] * 7 + [4])
-    whole = torch.compile(step, fullgraph=True, dynamic=True, backend=graphs.backend)
-    seen = []
-    for _ in range(2):
-        trained(network, parts, whole)
-        seen.append(counters["stats"]["unique_graphs"])
-    assert seen == [4, 4]
 
 
 @SLOW
@@ -165,7 +141,7 @@ def test_evaluation_between_updates_stays_below_the_limit(graphs: Graphs) -> Non
 
 
 def test_targets_out_of_range_raise_compiled(graphs: Graphs) -> None:
-    """The graph does not look at them; torch's own loss does, when it runs."""
+    """The graph does not check them; torch's loss does, when it runs."""
     network, tokens = model(), torch.zeros(1, 4, dtype=torch.long)
     whole = torch.compile(step, fullgraph=True, dynamic=True, backend=graphs.backend)
     with pytest.raises(IndexError, match="31 is out of bounds"):

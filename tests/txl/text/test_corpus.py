@@ -1,4 +1,4 @@
-"""Corpora on disk: split as they say, mapped, whole or not there, in memory that stays constant."""
+"""Corpora on disk: splits, memory maps, atomic preparation, constant memory."""
 
 import json
 import os
@@ -129,7 +129,7 @@ data.prepare(sys.argv[1], sys.argv[2], progress=progress)
 
 
 def test_a_killed_preparation_leaves_no_corpus(tmp_path: Path) -> None:
-    """The next into the same folder removes what it left."""
+    """The next preparation removes its temporary folder."""
     big, out = tmp_path / "big.txt", tmp_path / "c"
     big.write_bytes(b"another text altogether\n" * 200_000)
     killed = subprocess.run([sys.executable, "-c", KILLED, big, out], cwd=ROOT, check=False)
@@ -156,7 +156,7 @@ def test_a_failed_preparation_leaves_nothing(text: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["corpus", "file", "link", "here"])
-def test_what_is_there_is_refused_and_left_alone(
+def test_existing_path_is_refused_and_kept(
     kind: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = Path(".") if kind == "here" else tmp_path / "c"
@@ -177,7 +177,7 @@ def test_what_is_there_is_refused_and_left_alone(
 
 
 def test_a_run_that_ended_early_prepares_its_corpus_again(text: Path, corpus: data.Corpus, tmp_path: Path) -> None:
-    """But what is no corpus of its own stays: a folder of texts, or a link."""
+    """A folder that is no corpus of the run is kept: a folder of texts, or a link."""
     options = data.PrepareOptions("words")
     assert data.open_corpus(text, tmp_path / "corpus", options).rule == "words"
     with pytest.raises(TxlError, match="It exists already"):
@@ -210,22 +210,15 @@ except TxlError as error:
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "limit", "content"),
-    [
-        ("train.bin", 100, b"short " * 20),
-        ("vocabulary.txt", 300, bytes(range(1, 201))),
-        ("corpus.json", 500, b"abc" * 30),
-    ],
-)
-def test_a_full_disk_leaves_nothing_and_is_named(name: str, limit: int, content: bytes, tmp_path: Path) -> None:
-    """In a process of its own that cannot write more than so many bytes to a file."""
+@pytest.mark.parametrize(("limit", "content"), [(100, b"short " * 20), (500, b"abc" * 30)], ids=["tokens", "JSON"])
+def test_full_disk_is_reported_and_leaves_nothing(limit: int, content: bytes, tmp_path: Path) -> None:
+    """A child process may write at most `limit` bytes to a file."""
     other = tmp_path / "other.txt"
     other.write_bytes(content)
     command = [sys.executable, "-c", FULL, other, tmp_path / "c", str(limit)]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert said == f"{tmp_path}/c: the corpus cannot be written: File too large\n"
-    assert [*tmp_path.iterdir()] == [other], name
+    assert [*tmp_path.iterdir()] == [other]
 
 
 @pytest.mark.parametrize("name", ["corpus.json", "vocabulary.txt", "train.bin"])

@@ -50,22 +50,10 @@ def test_wikitext(rule: str, tmp_path: Path) -> None:
     assert corpus.rule == ("wikitext-103" if rule == "auto" else rule)
 
 
-def test_wikitext_2_is_told_by_its_folder(tmp_path: Path) -> None:
-    assert prepared(written(tmp_path / "wikitext-2", WIKI), tmp_path / "c").rule == "wikitext-2"
-
-
-@pytest.mark.parametrize(
-    "pack",
-    [
-        lambda files: zipped(("__MACOSX/._wiki.train.tokens", b"\0"), *files),
-        lambda files: zipped(*reversed(files)),
-        lambda files: tarred(*files, mode="w:gz"),
-        lambda files: tarred(*reversed(files), mode="w:gz"),
-    ],
-)
-def test_an_archive_is_as_its_folder(pack: Callable[..., bytes], tmp_path: Path) -> None:
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_order_of_an_archive_does_not_matter(pack: Callable[..., bytes], tmp_path: Path) -> None:
     path = tmp_path / "archive"
-    path.write_bytes(pack([(f"wikitext-103/{name}", content.encode()) for name, content in WIKI.items()]))
+    path.write_bytes(pack(*((f"wikitext-103/{name}", content.encode()) for name, content in reversed(WIKI.items()))))
     corpus = prepared(path, tmp_path / "c")
     folder = prepared(written(tmp_path / "in", WIKI), tmp_path / "d")
     assert corpus.rule == "wikitext-103"
@@ -96,19 +84,6 @@ def test_one_billion_word_counted(piece: int, tmp_path: Path, monkeypatch: pytes
     assert tokens(corpus) == [[0, 1, 1, 2, 0, 3, 3, 2, 0, 1, 3, 2, 0], [1, 2, 0], [3, 4, 2, 0]]
     monkeypatch.setattr("txl.text.corpus.BLOCK_TOKENS", piece)
     assert corpus.sentences().tolist() == [0, 4, 8]
-
-
-def test_every_altered_file_is_noticed(tmp_path: Path) -> None:
-    """The counts in corpus.json, too."""
-    made = prepared(written(tmp_path / "in", ONE_BILLION), tmp_path / "c", rule="one-billion-word")
-    for path in made.folder.iterdir():
-        whole = path.read_bytes()
-        at = whole.find(b'"train": 13') + 10 if path.name == "corpus.json" else len(whole) // 2
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(TxlError, match=r"not what was prepared|the prepared corpus is damaged"):
-            data.load(made.folder).verify()
-        path.write_bytes(whole)
-    data.load(made.folder).verify()
 
 
 def test_one_billion_word_with_its_vocabulary(tmp_path: Path) -> None:
@@ -207,14 +182,6 @@ def test_a_file_of_words_is_cut_at_line_ends(tmp_path: Path) -> None:
     assert corpus.source.endswith("(split 90/5/5 by bytes, at line ends)")
 
 
-def test_bytes_of_a_folder_that_says_its_splits(tmp_path: Path) -> None:
-    files = PLAIN | {"other.txt": "not read"}
-    corpus = prepared(written(tmp_path / "in", files), tmp_path / "c")
-    assert corpus.rule == "bytes"
-    decoded = [corpus.vocabulary.decode(split).decode() for split in tokens(corpus)]
-    assert decoded == [PLAIN["train.txt"], PLAIN["valid.txt"], PLAIN["test.txt"]]
-
-
 @pytest.mark.parametrize("rule", ["bytes", "words"])
 def test_pieces_may_end_anywhere(rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "".join(f"été  à {n * 7919 % 997}\t\n \n読む" for n in range(200))
@@ -249,7 +216,7 @@ BAD: dict[str, tuple[Files, dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_one_clear_line(case: str, tmp_path: Path) -> None:
+def test_bad_sources(case: str, tmp_path: Path) -> None:
     files, options, message = BAD[case]
     for name, content in files.items():
         path = tmp_path / "in" / name
@@ -304,7 +271,7 @@ def test_too_few_lines_for_three_splits(text: str, tmp_path: Path) -> None:
 
 
 def test_lines_that_end_with_cr_and_lf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As LF alone, wherever pieces end."""
+    """CR LF separates lines as LF does, wherever pieces end."""
     text = "".join(f"w{n} x\n" for n in range(60))
     (tmp_path / "a.txt").write_text(text)
     (tmp_path / "b.txt").write_bytes(text.replace("\n", "\r\n").encode())
@@ -315,7 +282,7 @@ def test_lines_that_end_with_cr_and_lf(tmp_path: Path, monkeypatch: pytest.Monke
         assert [len(x) for x in tokens(found)] == [len(x) for x in tokens(want)]
 
 
-def test_a_word_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_word_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("txl.text.preparing.LONGEST_WORD", 100)
     monkeypatch.setattr("txl.text.files.PIECE_BYTES", 64)
     (tmp_path / "a.txt").write_text("x" * 1000)

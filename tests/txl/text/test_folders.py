@@ -1,7 +1,5 @@
-"""Folders as sources: recognised as the archives they were unpacked from, dealt out as they say,
-without hidden files."""
+"""Folders as sources: data sets as in their archives, files dealt out, hidden files left out."""
 
-import gzip
 import re
 from pathlib import Path
 
@@ -57,7 +55,7 @@ def test_an_unpacked_data_set_is_as_its_archive(name: str, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_two_data_sets_are_not_told_apart(packed: bool, tmp_path: Path) -> None:
+def test_two_data_sets_in_one_source_are_refused(packed: bool, tmp_path: Path) -> None:
     held = PENN | UNPACKED["WikiText"][0]
     source = written(tmp_path / "in", held)
     if packed:
@@ -80,7 +78,6 @@ def test_the_splits_are_those_of_the_outermost_folder(tmp_path: Path) -> None:
 
 
 def test_the_standard_library_is_no_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever packages hold."""
     held = PENN | {f"package/{n}.py": LINE for n in range(100)} | {"site-packages/a.py": b"#", "train.txt": LINE}
     monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(written(tmp_path / "lib", held))})
     corpus = data.prepare(None, tmp_path / "c")
@@ -92,7 +89,7 @@ def dealt(folder: Path, sizes: list[int], out: Path) -> data.Corpus:
 
 
 @pytest.mark.parametrize("sizes", [[1000] * 5, [1000] * 10, [30, 9000, 50, 400, 900, 1, 7000]])
-def test_the_shares_that_are_told_are_those_dealt(sizes: list[int], tmp_path: Path) -> None:
+def test_reported_shares_are_those_dealt(sizes: list[int], tmp_path: Path) -> None:
     corpus = dealt(tmp_path / "in", sizes, tmp_path / "c")
     got = [len(split) for split in (corpus.train, corpus.valid, corpus.test)]
     assert sum(got) == sum(sizes)
@@ -115,7 +112,7 @@ def test_a_train_split_that_is_no_more_than_half_is_refused(sizes: list[int], sh
 
 
 HIDDEN = {
-    "__MACOSX/._t.txt": b"\0\5\x16\7" * (1 << 19),  # more than a header of a tar archive may have
+    "__MACOSX/._t.txt": b"\0\5\x16\7" * (1 << 19),  # more than a tar header may have
     "a/._t.txt": b"\0\5\x16\7",
     ".DS_Store": b"\0\0\0\1",
     ".git/text": LINE,
@@ -135,21 +132,3 @@ def test_hidden_files_are_left_out(form: str, tmp_path: Path) -> None:
     corpus = data.prepare(source, tmp_path / "c")
     assert corpus.source == f"{source} (split 90/5/5 by bytes)"
     assert corpus.vocabulary.decode(corpus.test) == (LINE * 100)[-115:]
-
-
-def test_hidden_files_have_no_split(tmp_path: Path) -> None:
-    """A data set beside a hidden folder that repeats every name of its files."""
-    held = UNPACKED["WikiText"][0]
-    source = written(tmp_path / "in", held | {f".old/{name}": b"\0" for name in held})
-    corpus = data.prepare(source, tmp_path / "c", PrepareOptions("wikitext-2"))
-    assert corpus.vocabulary.decode(corpus.train) == LINE
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_progress_knows_the_size_before_it_reads(packed: bool, tmp_path: Path) -> None:
-    """The size of a folder of plain files; a compressed one is read once before it is known."""
-    held = {f"{n}.txt": LINE for n in range(40)} | {"z": gzip.compress(LINE) if packed else LINE}
-    seen: dict[str, set[int]] = {}
-    folder = written(tmp_path / "in", held)
-    data.prepare(folder, tmp_path / "c", progress=lambda what, _, total: seen.setdefault(what, set()).add(total))
-    assert seen == {"counting": {0 if packed else 41 * len(LINE)}, "encoding": {41 * len(LINE)}}

@@ -1,6 +1,5 @@
-"""`txl prepare`: what it prints, and one line for a mistake."""
+"""`txl prepare`: options and output."""
 
-import gzip
 from pathlib import Path
 
 import pytest
@@ -56,28 +55,6 @@ def test_options_reach_the_rule(txl, tmp_path: Path) -> None:
     (tmp_path / "v.txt").write_text("sat\n<eos>\n<unk>\n")
     txl(tmp_path / "d", "--data", tmp_path / "a.txt", "--as", "words", "--vocabulary", tmp_path / "v.txt")
     assert data.load(tmp_path / "d").vocabulary.words == ("sat", "<eos>", "<unk>")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--as enwik9", "rule must be one of auto, enwik8"),
-        ("--as words --newline drop", "newline is no option of the rule words; it is one of enwik8"),
-        ("--min-count 2", "min_count is no option of the rule bytes; it is one of words"),
-        ("--as words --min-count 0", "min_count must be >= 1, got 0"),
-        ("--as text8", "text8 has 100,000,000 bytes, this has 20,160"),
-        ("--as penn-treebank", "text.txt: its files must be ptb.train.txt, ptb.valid.txt, ptb.test.txt; or train.txt"),
-    ],
-)
-def test_mistakes(txl, arguments: str, message: str, text: Path, tmp_path: Path) -> None:
-    with pytest.raises(TxlError, match=message):
-        txl(tmp_path / "c", "--data", text, *arguments.split())
-
-
-def test_a_truncated_file(txl, text: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.gz").write_bytes(gzip.compress(text.read_bytes())[:-100])
-    with pytest.raises(TxlError, match="its gzip data is truncated or damaged"):
-        txl(tmp_path / "c", "--data", tmp_path / "a.gz")
 
 
 def test_a_terminal_shows_a_bar(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

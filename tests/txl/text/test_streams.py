@@ -1,4 +1,4 @@
-"""Streams and segments: every token a target once, context as it stood, orders that repeat."""
+"""Streams and segments: every token is a target once, with its context, in a repeatable order."""
 
 import dataclasses
 from collections import Counter
@@ -30,13 +30,13 @@ def shuffled(text: tuple[np.ndarray, np.ndarray], batch: int, length: int, seed:
 
 
 def numbered(lengths: list[int]) -> Sentences:
-    """Every word another, so that pairs tell where they come from."""
+    """Sentences of distinct words, so that each pair is unique."""
     words = iter(range(1, 10_000))
     return [[next(words) for _ in range(n)] for n in lengths]
 
 
 def released_pairs(sentence: list[int]) -> list[tuple[int, int]]:
-    """As the released iterator: of `<S> a b <S>`, inputs lack the last and targets the first."""
+    """Pairs of the released iterator: inputs of `<S> a b <S>` lack the last, targets the first."""
     return list(pairwise([S, *sentence, S]))
 
 
@@ -45,16 +45,6 @@ def epoch_of(streams: Streams, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
     first = epoch * streams.segments
     segments = [streams.segment(n) for n in range(first, first + streams.segments)]
     return torch.cat([x[:, -y.shape[1] :] for x, y in segments], 1), torch.cat([y for _, y in segments], 1)
-
-
-def test_streams_are_contiguous_and_pure(corpus: Corpus) -> None:
-    streams = Streams(corpus.train, 3, 10)
-    x0, y0 = streams.segment(0)
-    x1, _ = streams.segment(1)
-    assert torch.equal(x0[:, 1:], y0[:, :-1])
-    assert torch.equal(y0[:, -1], x1[:, 0])
-    assert torch.equal(streams.segment(streams.segments)[0], x0)
-    assert [streams.starts_epoch(n) for n in (0, 1, streams.segments)] == [True, False, True]
 
 
 @given(st.integers(2, 200), st.integers(1, 9), st.integers(1, 30), st.integers(0, 40))
@@ -75,7 +65,7 @@ def test_every_token_is_a_target_once_an_epoch(pairs: int, batch: int, length: i
 
 
 @given(st.integers(2, 200), st.integers(1, 9), st.integers(1, 30))
-def test_released_streams_are_its_ordered_iterators(count: int, batch: int, length: int) -> None:
+def test_released_streams_are_those_of_the_released_iterator(count: int, batch: int, length: int) -> None:
     count = max(count, 2 * batch)
     tokens = np.arange(count).astype(np.uint8)
     streams = Streams(tokens, batch, length, counting="released")
@@ -89,7 +79,9 @@ def test_released_streams_are_its_ordered_iterators(count: int, batch: int, leng
 @given(
     st.lists(st.integers(0, 6), min_size=1, max_size=30), st.integers(1, 12), st.integers(0, 2**31), st.integers(0, 5)
 )
-def test_shuffled_pairs_are_the_released_iterator_s(lengths: list[int], length: int, seed: int, epoch: int) -> None:
+def test_shuffled_pairs_are_those_of_the_released_iterator(
+    lengths: list[int], length: int, seed: int, epoch: int
+) -> None:
     sentences = numbered(lengths)
     streams = shuffled(stored(sentences), 1, length, seed)
     inputs, targets = (x.flatten().tolist() for x in epoch_of(streams, epoch))
@@ -101,7 +93,7 @@ def test_shuffled_pairs_are_the_released_iterator_s(lengths: list[int], length: 
 
 
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(0, 7))
-def test_shuffled_streams_cut_the_order_and_see_what_went_before(batch: int, length: int, ext_len: int) -> None:
+def test_shuffled_streams_keep_order_and_context(batch: int, length: int, ext_len: int) -> None:
     tokens, starts = stored(numbered([3, 1, 4, 1, 5, 9, 2, 6]))
     whole = epoch_of(shuffled((tokens, starts), 1, 50, seed=3), 2)[0].flatten()
     streams = shuffled((tokens, starts), batch, length, seed=3, ext_len=ext_len)
@@ -153,7 +145,7 @@ def test_counted_as_released(count: int, batch: int, length: int) -> None:
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=30), st.integers(1, 5), st.integers(1, 12))
 def test_sentences_counted_as_released(lengths: list[int], batch: int, length: int) -> None:
-    """As its iterator deals them; a validation or test split lacks the first `<S>`."""
+    """The released iterator's segments; a validation or test split lacks the first `<S>`."""
     sentences = numbered(lengths)
     tokens = np.array([t for sentence in sentences for t in (*sentence, S)], np.uint16)
     batch = min(batch, len(tokens))
@@ -168,7 +160,7 @@ def test_sentences_counted_as_released(lengths: list[int], batch: int, length: i
             assert torch.equal(x, y)
 
 
-def test_sentences_that_are_shuffled_go_with_all(corpus: Corpus) -> None:
+def test_shuffled_sentences_refuse_released_streams(corpus: Corpus) -> None:
     sentences = dataclasses.replace(corpus, rule="one-billion-word")
     with pytest.raises(TxlError, match=r"streams 'released' is for text in order; .* go with streams 'all'"):
         training_streams(sentences, 2, 5, 0, 0, "released")
@@ -187,7 +179,7 @@ def test_fewer_tokens_than_streams(corpus: Corpus) -> None:
         list(scored_segments(corpus.train[:0], 0, 4, 5))
 
 
-def test_other_ways_to_count(corpus: Corpus) -> None:
+def test_invalid_counting(corpus: Corpus) -> None:
     with pytest.raises(TxlError, match="counting must be all or released, got 'some'"):
         list(scored_segments(corpus.train, 0, 1, 1, counting="some"))  # type: ignore[arg-type]
     with pytest.raises(TxlError, match="streams must be all or released, got 'some'"):
@@ -197,6 +189,6 @@ def test_other_ways_to_count(corpus: Corpus) -> None:
 @pytest.mark.parametrize(
     ("sizes", "named"), [((0, 16), "batch"), ((4, 0), "length"), ((4, 16, -1), "ext_len")], ids=str
 )
-def test_sizes_that_are_none(sizes: tuple[int, ...], named: str) -> None:
+def test_invalid_sizes(sizes: tuple[int, ...], named: str) -> None:
     with pytest.raises(TxlError, match=f"{named} must be >= [01], got"):
         Streams(np.zeros(100, np.uint8), *sizes)

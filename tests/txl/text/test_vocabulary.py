@@ -1,4 +1,4 @@
-"""Vocabularies: there and back, their files, and clear words about bad ones."""
+"""Vocabularies: round trips, files, errors."""
 
 import json
 
@@ -22,14 +22,9 @@ WORDS = ("<eos>", "the", "cat", "<unk>", "sat")
 
 
 @given(st.binary(min_size=1, max_size=300))
-def test_bytes_there_and_back(text: bytes) -> None:
+def test_round_trip_of_bytes(text: bytes) -> None:
     vocabulary = ByteVocabulary(bytes(sorted(set(text))))
     assert vocabulary.decode(vocabulary.encode(text).tolist()) == text
-
-
-def test_all_256_bytes_fit() -> None:
-    vocabulary = ByteVocabulary(bytes(range(256)))
-    assert vocabulary.encode(b"\xff\x00").tolist() == [255, 0]
 
 
 def test_unseen_bytes_are_named() -> None:
@@ -53,19 +48,8 @@ def test_words_by_hand() -> None:
     assert (vocabulary.start, vocabulary.unit, len(vocabulary)) == (0, "words", 5)
 
 
-def test_words_in_lower_case() -> None:
-    vocabulary = WordVocabulary(["<eos>", "été", "x"], lower=True)
-    assert vocabulary.encode("ÉTÉ X\n".encode()).tolist() == [1, 2, 0]
-
-
-def test_sentences_are_bounded() -> None:
-    vocabulary = WordVocabulary(["a", "<S>", "b", "<UNK>"])
-    assert vocabulary.encode(b"a b\nc\n").tolist() == [0, 2, 1, 3, 1]
-    assert vocabulary.start == 1
-
-
 @given(st.lists(st.lists(st.sampled_from(WORDS[1:]), max_size=4), max_size=5))
-def test_words_there_and_back(lines: list[list[str]]) -> None:
+def test_round_trip_of_words(lines: list[list[str]]) -> None:
     text = "".join(" ".join(line) + "\n" for line in lines).encode()
     vocabulary = WordVocabulary(WORDS)
     assert vocabulary.decode(vocabulary.encode(text).tolist()) == text
@@ -76,14 +60,7 @@ def test_tokens_take_the_smallest_type(size: int, dtype: str) -> None:
     assert np.dtype(token_dtype(size)).name == dtype
 
 
-def test_an_encoding_takes_its_vocabulary_s_type() -> None:
-    vocabulary = WordVocabulary(["<eos>", *map(str, range(70_000))])
-    tokens = vocabulary.encode(b"69999\n")
-    assert tokens.dtype == np.uint32
-    assert tokens.tolist() == [70_000, 0]
-
-
-def test_unknown_words_without_a_word_for_them() -> None:
+def test_unknown_words_without_unk() -> None:
     with pytest.raises(TxlError, match=r"words that the vocabulary lacks.*: 'a', 'b', 'c', 'd', 'e', \.\.$"):
         WordVocabulary(["<eos>", "x"]).encode(b"a b a c\nd e f x")
 
@@ -118,8 +95,8 @@ SPACES = [chr(n) for n in range(0x110000) if chr(n).isspace()]
 
 
 @pytest.mark.parametrize("space", SPACES, ids=lambda x: f"U+{ord(x):04X}")
-def test_words_that_hold_white_space(space: str) -> None:
-    """Other spaces than those of ASCII, which separate words, may be part of a word."""
+def test_words_with_other_white_space(space: str) -> None:
+    """Only ASCII white space separates words; other white space may be part of one."""
     words = ["<eos>", f"10{space}km", "a"]
     if space in " \t\n\r\v\f":
         with pytest.raises(TxlError, match="a line holds"):
@@ -133,8 +110,8 @@ def test_words_that_hold_white_space(space: str) -> None:
 
 
 @given(st.lists(st.text(min_size=1), unique=True))
-def test_words_decoded_again(words: list[str]) -> None:
-    """There and back; where one word is right, all are kept; the number of words never changes."""
+def test_words_read_as_latin_1_are_repaired(words: list[str]) -> None:
+    """If one word is right, all are kept."""
     mojibake = [word.encode().decode("latin-1") for word in words]
     assert decoded_again(mojibake) == words
     for right in ("café", "naïve", "voilà", "Ω", "\u2019", "\xa0", "\x85"):
@@ -142,14 +119,8 @@ def test_words_decoded_again(words: list[str]) -> None:
 
 
 @given(st.lists(st.text(st.characters(max_codepoint=0xFF), min_size=1), unique=True))
-def test_words_never_become_equal(words: list[str]) -> None:
+def test_repaired_words_stay_distinct(words: list[str]) -> None:
     assert len(set(decoded_again(words))) == len(words)
-
-
-def test_equal_by_content() -> None:
-    assert WordVocabulary(WORDS) == WordVocabulary(list(WORDS))
-    assert WordVocabulary(WORDS) != WordVocabulary(WORDS, lower=True)
-    assert WordVocabulary(WORDS) != ByteVocabulary(b"ab")
 
 
 BYTES, OF_WORDS = {"unit": "bytes"}, {"unit": "words"}
@@ -177,6 +148,6 @@ def test_bad_files(content: bytes, settings: dict[str, str], message: str) -> No
         from_file(content, settings)
 
 
-def test_counts_may_follow_the_words_of_a_users_file() -> None:
+def test_vocabulary_file_with_counts() -> None:
     assert first_words(b"<S> 10\nthe 9\n") == ["<S>", "the"]
     assert first_words(b"a\n\nb\n") == ["a", "", "b"]

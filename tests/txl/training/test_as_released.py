@@ -1,4 +1,4 @@
-"""Training as the released code: losses, rates and parameters of whole epochs of updates."""
+"""Training as the released code: losses, learning rates and parameters over epochs."""
 
 import copy
 
@@ -31,7 +31,7 @@ UPDATES = 30
         (4 * 53 + 3, {"warmup": 50}),
     ],
 )
-def test_updates_are_the_released_loops(count: int, options: dict[str, object]) -> None:
+def test_updates_of_the_released_loop(count: int, options: dict[str, object]) -> None:
     tokens = np.random.default_rng(0).integers(0, 31, count).astype(np.uint8)
     torch.manual_seed(0)
     ours = TransformerXL(small_config(mem_len=20)).double()
@@ -60,7 +60,7 @@ def test_updates_are_the_released_loops(count: int, options: dict[str, object]) 
         torch.testing.assert_close(p, q, rtol=0, atol=1e-11)
 
 
-def test_recipes_of_the_pytorch_scripts_train_as_these() -> None:
+def test_recipes_of_the_pytorch_scripts() -> None:
     found = [recipe for recipe in map(recipes.load, recipes.names()) if "released PyTorch code" in recipe.source]
     assert len(found) == 8
     for recipe in found:
@@ -69,7 +69,7 @@ def test_recipes_of_the_pytorch_scripts_train_as_these() -> None:
         assert train.streams == ("all" if recipe.data["rule"] == "one-billion-word" else "released")
 
 
-def test_a_trainer_cuts_streams_as_its_configuration_says(tmp_path, corpus: Corpus) -> None:
+def test_streams_of_a_trainer(tmp_path, corpus: Corpus) -> None:
     count = len(corpus.train)
     every = trainer(tmp_path / "a", corpus).batches.streams
     fewer = trainer(tmp_path / "b", corpus, streams="released").batches.streams

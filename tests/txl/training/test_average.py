@@ -1,4 +1,4 @@
-"""Averages of weights: torch's own give the same, the trigger is AWD-LSTM's, runs resume."""
+"""Averages of weights: as torch's ASGD, with AWD-LSTM's trigger, resumed bit for bit."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def random_walk(model: torch.nn.Module) -> None:
             p.add_(torch.randn_like(p))
 
 
-def test_a_triggered_average_is_asgds() -> None:
+def test_triggered_average_is_that_of_asgd() -> None:
     """torch.optim.ASGD keeps the mean of its iterates in `ax`; its
     first step counts as none, so it is one behind with t0 = 0."""
     model = small_model()
@@ -41,7 +41,7 @@ def test_a_triggered_average_is_asgds() -> None:
         torch.testing.assert_close(ours[name].detach(), theirs.state[p]["ax"], rtol=0, atol=1e-8)
 
 
-def test_an_exponential_average_by_hand() -> None:
+def test_exponential_average_by_hand() -> None:
     model = small_model()
     average = WeightAverage(model, TrainConfig(average="ema", ema_decay=0.9))
     want = None
@@ -54,7 +54,7 @@ def test_an_exponential_average_by_hand() -> None:
     assert average.model.embedding.tables[0] is average.model.softmax.tables[0], "still tied"
 
 
-def test_the_trigger_is_awd_lstms() -> None:
+def test_trigger_is_that_of_awd_lstm() -> None:
     """Its main.py: len(best_val_loss) > nonmono and val_loss > min(best_val_loss[:-nonmono])."""
     losses = [5.0, 4.0, 3.0, 3.5, 3.4, 3.3, 3.2, 3.1, 2.9, 3.05]
     fired = [is_due(losses[:n], losses[n], 5) for n in range(len(losses))]
@@ -74,10 +74,10 @@ PTB = {
 
 
 @pytest.mark.parametrize("average", ["triggered", "ema"])
-def test_resuming_across_the_trigger_is_bit_exact(
+def test_resumed_run_with_an_average_is_bit_exact(
     tmp_path: Path, corpus: Corpus, average: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At a rate at which validation soon gets worse; stopped before and after that."""
+    """The learning rate makes validation worse; the run stops before and after the trigger."""
     options = {"average": average, "patience": 1, "lr": 0.1, "eval_every": 2, "save_every": 2, "ema_decay": 0.8}
     straight = trainer(tmp_path / "straight", corpus, model=PTB, **options)
     started = []
@@ -93,7 +93,7 @@ def test_resuming_across_the_trigger_is_bit_exact(
     assert_same_run(tmp_path / "straight", tmp_path / "half")
 
 
-def test_the_average_is_what_is_validated_and_kept(tmp_path: Path, corpus: Corpus) -> None:
+def test_average_is_validated_and_saved(tmp_path: Path, corpus: Corpus) -> None:
     t = trainer(tmp_path, corpus, average="ema", ema_decay=0.5, steps=10)
     t.run()
     best, last = checkpoints.load(t.best).part("model"), checkpoints.load(t.last)

@@ -13,8 +13,8 @@ from txl.text.corpus import Corpus
 
 @pytest.mark.slow  # the C++ compiler takes its time
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own question
-def test_losses_are_those_without(corpus: Corpus, tmp_path: Path) -> None:
-    """Over updates of which the last meet the memory full, and validation between them."""
+def test_losses_are_those_of_eager_training(corpus: Corpus, tmp_path: Path) -> None:
+    """The memory is full in the last updates; validations lie between them."""
     torch.compiler.reset()
     counters.clear()
     plain = {"dropout": 0.0, "attn_dropout": 0.0}

@@ -1,6 +1,5 @@
-"""A run that ends at any moment and is resumed equals one that was never stopped."""
+"""A run that is killed at any moment and resumed equals one that was never stopped."""
 
-import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 from training_helpers import assert_same_run, trainer, unlock
 
 from txl import paths
-from txl.errors import TxlError
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 from txl.training import trainer as trainers
@@ -34,7 +32,7 @@ class Killed(BaseException):
 
 
 def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Let the process end once `after` of its writes and validations have begun or ended."""
+    """Raise Killed after `after` of the beginnings and ends of writes and validations."""
     left = after
 
     def moment() -> None:
@@ -79,9 +77,7 @@ def assert_same(whole: Path, run: Path) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_run_that_ends_at_any_moment_is_resumed_as_if_it_had_not(
-    tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_killed_at_any_moment(tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """At each write, before and after it, and at the start and end of each validation."""
     options = OPTIONS[name]
     whole = trainer(tmp_path / "whole", corpus, **options)
@@ -102,9 +98,7 @@ def test_a_run_that_ends_at_any_moment_is_resumed_as_if_it_had_not(
     assert moment >= 20, "fewer moments than writes"
 
 
-def test_a_run_that_ends_twice_at_its_first_validation(
-    tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_killed_twice_in_the_first_validation(tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = trainer(tmp_path / "whole", corpus, **WORSE)
     whole.run()
     run = tmp_path / "run"
@@ -117,45 +111,9 @@ def test_a_run_that_ends_twice_at_its_first_validation(
     assert_same(whole.folder, run)
 
 
-def test_updates_after_a_validation_that_was_left_out(
-    tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_update_after_a_missed_validation(tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     killed_while_it_validates(trainer(tmp_path, corpus, **WORSE), monkeypatch)
     resumed = trainer(tmp_path, corpus, resume=True, **WORSE)
     resumed.advance(1)
     resumed.save()
     assert checkpoints.load(resumed.last).state["unvalidated"] is False
-
-
-def test_a_full_disk_at_the_first_best_checkpoint(
-    tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = trainer(tmp_path / "whole", corpus, **WORSE)
-    whole.run()
-    replaced = checkpoints.replaced
-
-    def full(path: Path) -> Any:
-        if path.name == checkpoints.BEST:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        return replaced(path)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "replaced", full)
-        with pytest.raises(TxlError, match=r"best\.safetensors: the checkpoint cannot be written: No space left"):
-            trainer(tmp_path / "run", corpus, **WORSE).run()
-    unlock(tmp_path / "run")
-    trainer(tmp_path / "run", corpus, resume=True, **WORSE).run()
-    assert_same(whole.folder, tmp_path / "run")
-
-
-def test_a_checkpoint_of_an_earlier_version_is_validated(tmp_path: Path, corpus: Corpus) -> None:
-    """It says nothing of its validation, and was written after it."""
-    run = trainer(tmp_path, corpus, **WORSE)
-    run.run()
-    saved = checkpoints.load(run.last)
-    del saved.state["unvalidated"]
-    others = {name: x for name, x in saved.tensors.items() if not name.startswith("model.")}
-    checkpoints.save(run.last, run.model, corpus.vocabulary, saved.state, others)
-    before = validations(tmp_path)
-    trainer(tmp_path, corpus, resume=True, **WORSE).run()
-    assert validations(tmp_path) == before

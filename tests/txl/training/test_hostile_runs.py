@@ -1,4 +1,4 @@
-"""Runs in folders that others use, on files that were damaged: refused in a line, or survived."""
+"""Runs in folders that other processes use, and on damaged files."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from training_helpers import contents, trainer, unlock
+from training_helpers import trainer, unlock
 
 import txl
 from txl.errors import TxlError
@@ -37,19 +37,7 @@ time.sleep(60)
 """
 
 
-def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path, corpus: Corpus) -> None:
-    (tmp_path / "run").mkdir()
-    other = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path / "run"], stdout=subprocess.PIPE)
-    assert other.stdout.readline() == b"held\n"
-    with pytest.raises(TxlError, match="another process is training there"):
-        trainer(tmp_path / "run", corpus, steps=6)
-    assert os.listdir(tmp_path / "run") == [".lock"], "nothing of the first is touched"
-    other.kill()
-    other.communicate()
-    trainer(tmp_path / "run", corpus, steps=6).advance(1)  # the system released it
-
-
-def test_a_folder_that_was_removed_and_made_again_is_locked(tmp_path: Path, corpus: Corpus) -> None:
+def test_folder_made_again_is_locked(tmp_path: Path, corpus: Corpus) -> None:
     trainer(tmp_path / "run", corpus, steps=6)
     shutil.rmtree(tmp_path / "run")
     trainer(tmp_path / "run", corpus, steps=6)
@@ -57,15 +45,15 @@ def test_a_folder_that_was_removed_and_made_again_is_locked(tmp_path: Path, corp
     assert "another process is training there" in other.stderr
 
 
-def test_a_run_that_is_resumed_is_refused_to_others(finished: Path, corpus: Corpus) -> None:
+def test_resumed_run_is_locked(finished: Path, corpus: Corpus) -> None:
     resumed = trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6)
     other = subprocess.run([sys.executable, "-c", HOLD, finished], capture_output=True, text=True)
     assert "another process is training there" in other.stderr
     resumed.run()
 
 
-def test_a_log_never_stops_a_run(finished: Path, corpus: Corpus) -> None:
-    """Whatever is in it: tests/txl/test_damage.py. What can be read of it stays."""
+def test_damaged_log_stops_no_run(finished: Path, corpus: Corpus) -> None:
+    """Lines that can be read are kept."""
     good = json.dumps({"step": 3, "loss": 1.0}).encode()
     (finished / "log.jsonl").write_bytes(b"\0\xff\n5\n{}\n" + b"[" * 100_000 + b"\n" + good + b'\n{"step": 5, "lo')
     trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6).run()
@@ -81,7 +69,7 @@ def test_a_missing_log(finished: Path, corpus: Corpus) -> None:
 
 
 def rewritten(path: Path, change: object) -> None:
-    """The checkpoint with another header, its checksum right."""
+    """Change a checkpoint's header and tensors, with a right checksum."""
     with safe_open(path, framework="pt") as file:
         header = json.loads(file.metadata()["txl"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -91,14 +79,13 @@ def rewritten(path: Path, change: object) -> None:
 
 
 FORGED: list[tuple[str, object]] = [
-    ("config", None), ("config.d_model", "16"), ("config.n_layer", 10**9), ("config.vocab_size", 3), ("state", []),
-    ("state.best_loss", float("nan")), ("state.attn_len", 10**30), ("state.train", {"steps": "6"}),
+    ("config.n_layer", 10**9), ("state.best_loss", float("nan")), ("state.train", {"steps": "6"}),
     ("vocabulary.dropped", [300]), ("format", 2),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("field", "value"), FORGED, ids=lambda value: repr(value)[:20])
-def test_forged_headers_are_damage_and_the_field_is_named(finished: Path, field: str, value: object) -> None:
+def test_forged_header_is_reported_by_field(finished: Path, field: str, value: object) -> None:
     def forge(header: dict, tensors: dict) -> None:
         *path, last = field.split(".")
         for name in path:
@@ -111,7 +98,7 @@ def test_forged_headers_are_damage_and_the_field_is_named(finished: Path, field:
     assert field.rsplit(".", 1)[-1] in str(raised.value) or "steps" in str(raised.value)
 
 
-def test_sizes_beyond_memory_are_refused_before_anything_is_allocated(finished: Path) -> None:
+def test_forged_sizes_allocate_nothing(finished: Path) -> None:
     rewritten(finished / "best.safetensors", lambda header, tensors: header["config"].update(d_model=2_000_000_000))
     with pytest.raises(TxlError, match=r"best\.safetensors: .* has shape \[.*\], the configuration needs"):
         checkpoints.restore(finished)
@@ -127,8 +114,8 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_what_cannot_be_resumed_is_said_and_nothing_is_lost(tmp_path: Path, corpus: Corpus, name: str) -> None:
-    """Also where another shape could be broadcast."""
+def test_forged_tensors_are_reported_and_nothing_is_written(tmp_path: Path, corpus: Corpus, name: str) -> None:
+    """A shape that could be broadcast is refused, too."""
     run = trainer(tmp_path, corpus, average="ema")
     run.advance(2)
     run.save()
@@ -165,7 +152,7 @@ def test_pipes_in_a_run_are_refused_at_once(finished: Path, corpus: Corpus, name
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "run.json", ".lock"])
-def test_planted_links_in_a_run_are_not_followed(tmp_path: Path, corpus: Corpus, name: str) -> None:
+def test_links_in_a_run_are_not_followed(tmp_path: Path, corpus: Corpus, name: str) -> None:
     run, victim = tmp_path / "run", tmp_path / "victim"
     victim.write_text("kept")
     run.mkdir()
@@ -182,7 +169,7 @@ def test_planted_links_in_a_run_are_not_followed(tmp_path: Path, corpus: Corpus,
     assert victim.read_text() == "kept"
 
 
-def test_an_altered_text_is_refused(tmp_path: Path, text: Path) -> None:
+def test_altered_corpus_is_refused(tmp_path: Path, text: Path) -> None:
     own = data.prepare(text, tmp_path / "corpus")
     trainer(tmp_path / "run", own, steps=2).run()
     tokens = bytearray((tmp_path / "corpus" / "train.bin").read_bytes())
@@ -197,12 +184,3 @@ def test_an_altered_text_is_refused(tmp_path: Path, text: Path) -> None:
     (tmp_path / "corpus" / "train.bin").write_bytes(tokens[:-5])
     with pytest.raises(TxlError, match="the prepared corpus is damaged"):
         data.load(tmp_path / "corpus")
-
-
-def test_what_a_killed_process_was_writing_is_removed(finished: Path, corpus: Corpus) -> None:
-    for name in ("last.safetensors", "run.json", "loss.png"):
-        (finished / f".{name}.0123456789abcdef.tmp").write_bytes(b"half of it")
-    trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6)
-    assert not list(finished.glob(".*.tmp"))
-    assert contents(finished)
-    assert os.path.exists(finished / "best.safetensors")

@@ -26,8 +26,10 @@ def run_on_gpu(folder: Path, corpus: Corpus, in_graphs: bool, resume: bool = Fal
 
 
 @pytest.mark.parametrize("options", [{}, {"precision": "fp32"}, {"weight_decay": 0.1}], ids=str)
-def test_the_same_bits_as_eager_updates(tmp_path: Path, corpus: Corpus, options: dict[str, object]) -> None:
-    """With dropout, whose random numbers a replay must draw alike."""
+def test_updates_in_graphs_have_the_bits_of_eager_ones(
+    tmp_path: Path, corpus: Corpus, options: dict[str, object]
+) -> None:
+    """A replay draws the same random numbers for dropout."""
     found = []
     torch.use_deterministic_algorithms(True)  # or dr is summed in any order
     try:
@@ -42,7 +44,7 @@ def test_the_same_bits_as_eager_updates(tmp_path: Path, corpus: Corpus, options:
     assert [name for name in found[0] if not torch.equal(found[0][name], found[1][name])] == []
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, corpus: Corpus) -> None:
+def test_resumed_run_is_bit_exact(tmp_path: Path, corpus: Corpus) -> None:
     torch.use_deterministic_algorithms(True)
     try:
         straight = run_on_gpu(tmp_path / "straight", corpus, True, eval_every=40, save_every=40)

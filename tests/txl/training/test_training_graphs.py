@@ -10,7 +10,7 @@ from torch import Tensor
 from training_helpers import assert_same_run, trainer, unlock
 
 from txl import graphs
-from txl.distributed import SharedError
+from txl.errors import TxlError
 from txl.model import adaptive
 from txl.text.corpus import Corpus
 from txl.training.trainer import Trainer
@@ -22,7 +22,7 @@ NO_DROPOUT = {"dropout": 0.0, "attn_dropout": 0.0}
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[Trainer]:
-    """Runs whose tensors a recorded graph may read."""
+    """A list of runs whose tensors a recorded graph may read."""
     known: list[Trainer] = []
 
     def static() -> list[Tensor]:
@@ -43,7 +43,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Trainer]:
 
 
 def advanced(run: Trainer, updates: int, in_graphs: bool) -> dict[str, Tensor]:
-    """All state after a number of updates."""
+    """Return all state after a number of updates."""
     if not in_graphs:
         run.updater.graphs = None
     run.advance(updates)
@@ -59,7 +59,7 @@ def advanced(run: Trainer, updates: int, in_graphs: bool) -> dict[str, Tensor]:
 def test_updates_in_graphs_equal_eager_ones(
     tmp_path: Path, corpus: Corpus, runs: list[Trainer], options: dict[str, object]
 ) -> None:
-    """Over two epochs, with dropout: the same parameters, moments, memory and random numbers."""
+    """Parameters, moments, memory and random numbers over two epochs with dropout."""
     found = []
     for in_graphs in (True, False):
         run = trainer(tmp_path / str(in_graphs), corpus, steps=40, batch=64, **options)
@@ -70,10 +70,10 @@ def test_updates_in_graphs_equal_eager_ones(
     assert [name for name in found[0] if not torch.equal(found[0][name], found[1][name])] == []
 
 
-def test_a_resumed_run_may_change_to_graphs(
+def test_resumed_run_may_change_to_graphs(
     tmp_path: Path, corpus: Corpus, runs: list[Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit, in both directions."""
+    """The bits are the same in both directions."""
     options = {"steps": 30, "batch": 64, "eval_every": 30, "save_every": 15, "eval_tokens": 64}
 
     def part(folder: Path, until: int, resume: bool, in_graphs: bool) -> None:
@@ -96,7 +96,7 @@ def test_a_resumed_run_may_change_to_graphs(
         assert_same_run(tmp_path / "straight", tmp_path / name)
 
 
-def test_a_loss_that_is_not_finite_ends_a_run_in_graphs(tmp_path: Path, corpus: Corpus, runs: list[Trainer]) -> None:
+def test_non_finite_loss_ends_a_run_in_graphs(tmp_path: Path, corpus: Corpus, runs: list[Trainer]) -> None:
     run = trainer(tmp_path, corpus, batch=64, steps=30)
     runs.append(run)
     run.advance(14)
@@ -104,7 +104,7 @@ def test_a_loss_that_is_not_finite_ends_a_run_in_graphs(tmp_path: Path, corpus: 
     with torch.no_grad():
         run.model.softmax.bias.fill_(torch.nan)
     before = {name: p.clone() for name, p in run.model.named_parameters()}
-    with pytest.raises(SharedError, match="the loss became nan at step 15"):
+    with pytest.raises(TxlError, match="the loss became nan at step 15"):
         run.advance(1)
     for name, p in run.model.named_parameters():
         torch.testing.assert_close(p, before[name], rtol=0, atol=0, equal_nan=True)
@@ -116,7 +116,7 @@ def test_a_loss_that_is_not_finite_ends_a_run_in_graphs(tmp_path: Path, corpus: 
     ({"intermediate_losses": True}, "intermediate_losses"), ({"model": {"second_target": True}}, "second softmax"),
     ({"model": {"cutoffs": (10, 20)}}, "several bins"), ({"model": {"network": "lstm"}}, "RecurrentNetwork"),
 ], ids=str)  # fmt: skip
-def test_updates_that_graphs_do_not_take(
+def test_updates_that_run_without_graphs(
     tmp_path: Path, corpus: Corpus, runs: list[Trainer], options: dict[str, object], reason: str
 ) -> None:
     updater = trainer(tmp_path, corpus, **options).updater

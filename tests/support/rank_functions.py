@@ -1,4 +1,4 @@
-"""What ranks do in the tests of training: the same as one process, when called with `World()`."""
+"""Functions that ranks run in tests, and a single process with `World()`."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from training_helpers import trainer, unlock
 
+from txl import distributed
 from txl.distributed import World
 from txl.text import corpus as data
 from txl.training.trainer import Trainer
@@ -15,7 +16,8 @@ from txl_kernels import RelAttention
 
 
 class Trained(NamedTuple):
-    """Of each update, and at the end; memory [layers][rows, M, d] of this rank's rows."""
+    """Values of each update, and the state at the end; memory [layers][rows, M, d] of this rank's
+    rows."""
 
     losses: list[float]
     norms: list[float]
@@ -28,7 +30,7 @@ class Trained(NamedTuple):
 def several(
     world: World, folder: Path, corpus: Path, cases: dict[str, dict[str, Any]], updates: int
 ) -> dict[str, Trained]:
-    """Each case trained from its start, in float64."""
+    """Train each case from its start, in float64."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -42,7 +44,7 @@ def several(
 
 
 def go_on(world: World, folder: Path, corpus: Path, until: int, **case: Any) -> Trained:
-    """Takes a run up, or begins it; ends with a checkpoint at `until`, in float64."""
+    """Begin or resume a run and train until step `until`, in float64; write a checkpoint."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -57,8 +59,10 @@ def go_on(world: World, folder: Path, corpus: Path, until: int, **case: Any) -> 
 
 
 def fully_sharded(world: World, x: Tensor, updates: int) -> list[float]:
-    """A loop of one's own over `RelAttention`s that `fully_shard` deals out where there are several
-    processes; x: [B, L, 16], of which each takes its rows. Losses of all rows."""
+    """Train `RelAttention`s in a plain loop, sharded by `fully_shard` in several processes.
+
+    x: [B, L, 16], of which each process takes its rows. Return the losses of all rows.
+    """
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(RelAttention(16, 2).to(x.dtype) for _ in range(2)))
     if world.size > 1:
@@ -89,3 +93,34 @@ def _update(t: Trainer, updates: int) -> Trained:
 
 def _named(network: torch.nn.Module) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in network.named_parameters()}
+
+
+def start_each(
+    world: World, folder: Path, corpora: list[Path], cases: dict[str, list[dict[str, Any]]]
+) -> dict[str, str]:
+    """Make a trainer for each case, with options by rank; return the error that each raised."""
+    found = {}
+    for name, options in cases.items():
+        own = dict(options[world.rank])
+        corpus = data.load(corpora[own.pop("corpus", 0)])
+        code = distributed.code_digest
+        if own.pop("other_code", False):
+            distributed.code_digest = lambda: "another"
+        try:
+            trainer(folder / name, corpus, world=world, **own)
+            found[name] = "nothing was refused"
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+        finally:
+            distributed.code_digest = code
+    return found
+
+
+def exchange(world: World) -> dict[str, Any]:
+    """Return rows, gathered values, a result of the first rank, and who is the first to fail."""
+    return {
+        "rows": [world.rows(n) for n in (0, 1, 5, 8)],
+        "gathered": world.gather(world.rank * 10),
+        "first": world.first_does(lambda: world.rank + 7),
+        "failing": world.gather(world.is_first_to_fail()),
+    }
