@@ -29,7 +29,7 @@ def with_hidden_states(model: torch.nn.Module, tokens: torch.Tensor, cuts: list[
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("cuts", [[30], [6] * 5, [1] * 30, [11, 1, 2, 9, 7]], ids=str)
 def test_equals_hidden_state_memory_with_a_window(options: dict[str, object], cuts: list[int]) -> None:
-    """With a window of mem_len + 1 keys, hidden states and cached keys reach equally far."""
+    """A window of mem_len + 1 keys is all that hidden states and cached keys both reach."""
     model = small_model(**({"window": 9} | options))
     tokens = torch.randint(31, (2, 30))
     engine = Engine(model, 2, attn_len=9, max_segment=max(cuts))
@@ -63,8 +63,8 @@ def test_generation_does_not_grow() -> None:
 
 
 @pytest.mark.parametrize("part", ["blocks.1.attention.out", "blocks.1.feed_forward", "logits"])
-def test_failed_step_leaves_the_caches_unchanged(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second of two layers fails, after the first has appended to its cache; or the softmax."""
+def test_a_failed_step_leaves_the_caches_as_they_were(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the second of two layers, whose first has appended to its cache; after the last one."""
     model, tokens = small_model(), torch.randint(31, (2, 12))
     engine, twin = Engine(model, 2, 6, 4), Engine(model, 2, 6, 4)
 
@@ -82,8 +82,8 @@ def test_failed_step_leaves_the_caches_unchanged(part: str, monkeypatch: pytest.
         assert torch.equal(engine(segment), twin(segment))
 
 
-def test_failed_call_of_several_segments_needs_a_reset() -> None:
-    """A call that fails before its second segment reaches a cache needs no reset."""
+def test_a_failed_call_of_several_segments_must_be_reset() -> None:
+    """Unless the failed segment was the first, or the second and had not reached a cache."""
     model, tokens = small_model(), torch.randint(31, (1, 12))
     want = Engine(model, 1, 6, 4).feed(tokens)
     for at, restored in ((1, True), (5, True), (9, False)):
@@ -96,9 +96,23 @@ def test_failed_call_of_several_segments_needs_a_reset() -> None:
                 engine.feed(tokens)
             engine.reset()
         assert torch.equal(engine.feed(tokens), want)
+    calls: list[object] = []
+
+    def fails_at_the_third(*given: object) -> None:
+        calls.append(given)
+        if len(calls) == 3:
+            raise MemoryError
+
+    hook = model.blocks[1].feed_forward.register_forward_pre_hook(fails_at_the_third)
+    engine = Engine(model, 1, 6, 4)
+    with pytest.raises(MemoryError):
+        engine.feed(tokens)
+    hook.remove()
+    with pytest.raises(RuntimeError, match="cache is not whole"):
+        engine.feed(tokens)
 
 
-def test_invalid_engines() -> None:
+def test_bad_engines() -> None:
     model = small_model()
     with pytest.raises(TxlError, match=r"the attention length must be >= 1 .*, got 0"):
         Engine(model, 1, 0, 4)

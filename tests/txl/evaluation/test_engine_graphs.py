@@ -1,5 +1,5 @@
-"""Steps of an engine in CUDA graphs: a static cache equals one that grows, and a replay equals the
-steps that Python issues (by a recorder; on a device: test_engine_device.py)."""
+"""Steps of an engine in CUDA graphs: a static cache equals one that grows, and what a graph
+replays equals what Python would have run (by a recorder; on a device: test_engine_device.py)."""
 
 import copy
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from txl import Engine, graphs
 from txl.errors import TxlError
+from txl.evaluation.generate import Sampling, generate
 from txl.model import adaptive
 from txl_kernels import KeyValueCache, checks
 
@@ -27,7 +28,7 @@ CLOSE = {"rtol": 0, "atol": 1e-12}
 
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
-    """A list of engines whose tensors a recorded graph may read."""
+    """Engines whose tensors a recorded graph may read."""
     known: list[Engine] = []
 
     def static() -> list[Tensor]:
@@ -50,10 +51,10 @@ def tensors_of(engine: Engine) -> list[Tensor]:
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(("batch", "attn_len"), [(1, 9), (3, 5), (2, 1)])
-def test_static_cache_equals_one_that_grows(
+def test_a_static_cache_equals_one_that_grows(
     options: dict[str, object], batch: int, attn_len: int, engines: list[Engine]
 ) -> None:
-    """While the cache fills, when it is full, and with segments longer than it."""
+    """While it fills, when it is full, and with segments longer than it."""
     model = small_model(**options)
     static, grows = Engine(model, batch, attn_len, 12), Engine(model, batch, attn_len, 12, graph=False)
     for _ in range(2):
@@ -72,9 +73,21 @@ def test_full_caches_give_the_same_bits(engines: list[Engine]) -> None:
         assert torch.equal(static(tokens), grows(tokens))
 
 
+def test_rows_that_begin_anew_see_nothing_older(engines: list[Engine]) -> None:
+    model = small_model()
+    engine, alone = Engine(model, 3, 9, 4), Engine(model, 1, 9, 4, graph=False)
+    for _ in range(4):
+        engine(torch.randint(31, (3, 4)))
+    for cache in engine.caches:
+        cache.reset(torch.tensor([False, True, False]))
+    for _ in range(3):
+        tokens = torch.randint(31, (3, 4))
+        torch.testing.assert_close(engine(tokens)[1:2], alone(tokens[1:2]), **CLOSE)
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_replayed_steps_equal_eager_ones(options: dict[str, object], engines: list[Engine]) -> None:
-    """Segments and single tokens in turns, as in evaluation and generation."""
+    """Segments and single tokens in turns, as evaluation and generation read them."""
     model = small_model(**options)
     replayed, eager = Engine(model, 2, 9, 6), Engine(model, 2, 9, 6, graph=False)
     engines.append(replayed)
@@ -92,7 +105,39 @@ def test_replayed_steps_equal_eager_ones(options: dict[str, object], engines: li
     assert len(replayed._graphs._graphs) == 3
 
 
-def test_host_reads_are_refused() -> None:
+def test_generated_texts_are_the_same(engines: list[Engine]) -> None:
+    model = small_model()
+    found = []
+    for graph in (True, False):
+        engine = Engine(model, 1, 9, 4, graph=graph)
+        engines.append(engine)
+        drawn = generate(engine, torch.ones(1, 7, dtype=torch.long), 40, Sampling(), torch.Generator().manual_seed(1))
+        found.append(torch.cat(list(drawn)).tolist())
+    assert found[0] == found[1]
+
+
+def test_a_growing_cache_cannot_be_replayed(engines: list[Engine]) -> None:
+    """The recorder notices what a graph would do: the places of a KeyValueCache are of the
+    host."""
+    model = small_model()
+    replayed, eager = Engine(model, 1, 9, 4, graph=False), Engine(model, 1, 9, 4, graph=False)
+    for engine in (replayed, eager):
+        for _ in range(5):
+            engine(torch.ones(1, 4, dtype=torch.long))
+    static = torch.ones(1, 4, dtype=torch.long)
+    caches = [x for cache in replayed.caches for x in (cache._keys, cache._values, cache.r)]
+    capture = recorded(lambda: [*model.parameters(), *caches])
+    with torch.inference_mode():
+        result, replay = capture(replayed._logits, (static,), model.device)
+    for _ in range(3):
+        tokens = torch.randint(31, (1, 4))
+        static.copy_(tokens)
+        replay()
+        want = eager(tokens)
+    assert not torch.allclose(result, want, rtol=1e-3)
+
+
+def test_a_value_read_on_the_host_is_refused() -> None:
     x = torch.ones(3)
     with pytest.raises(RuntimeError, match="_local_scalar_dense reads a value on the host"):
         recorded(list)(lambda x: x + float(x.sum()), (x,), x.device)
@@ -120,7 +165,7 @@ def test_replaced_parameters_are_an_error(engines: list[Engine]) -> None:
     (lambda model: setattr(model.layers[0].feed_forward, "0", type("Lora", (torch.nn.Linear,), {})(16, 32)), "Lora"),
     (lambda model: model.softmax.half(), "several devices, dtypes"),
 ])  # fmt: skip
-def test_models_with_foreign_code_run_without_graphs(change: object, reason: str, engines: list[Engine]) -> None:
+def test_models_with_code_of_others_run_without(change: object, reason: str, engines: list[Engine]) -> None:
     model = small_model()
     change(model)
     assert reason in graphs.why_not(model)
@@ -129,8 +174,8 @@ def test_models_with_foreign_code_run_without_graphs(change: object, reason: str
         Engine(model, 1, 9, 4, graph=True)
 
 
-def test_hooks_registered_later_run(engines: list[Engine]) -> None:
-    """At a step whose graph exists, and at one that would be captured, until they are removed."""
+def test_hooks_that_are_registered_later_act(engines: list[Engine]) -> None:
+    """At a step whose graph exists already, and at one that would be captured; until removed."""
     model = small_model()
     engine, eager = Engine(model, 1, 9, 4), Engine(model, 1, 9, 4, graph=False)
     engines.append(engine)
@@ -145,7 +190,7 @@ def test_hooks_registered_later_run(engines: list[Engine]) -> None:
     assert len(calls) == 2 * 4
 
 
-def test_global_hooks_run_without_graphs() -> None:
+def test_a_hook_of_all_modules_is_seen() -> None:
     handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
         assert graphs.why_not(small_model()) == "a hook acts on all modules"
@@ -153,20 +198,20 @@ def test_global_hooks_run_without_graphs() -> None:
         handle.remove()
 
 
-def test_several_bins_and_the_variable_disable_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_bins_and_the_variable_turn_graphs_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "several bins" in graphs.why_not(small_model(cutoffs=(10, 20)))
     assert graphs.why_not(small_model()) is None
     monkeypatch.setenv("TXL_CUDA_GRAPHS", "off")
     assert graphs.why_not(small_model()) == "TXL_CUDA_GRAPHS=off"
 
 
-def test_cpu_has_no_graphs() -> None:
+def test_a_cpu_has_no_graphs() -> None:
     with pytest.raises(TxlError, match="not on a CUDA device"):
         Engine(small_model(), 1, 9, 4, graph=True)
     assert type(Engine(small_model(), 1, 9, 4).caches[0]) is KeyValueCache
 
 
-def test_copy_of_an_engine(engines: list[Engine]) -> None:
+def test_an_engine_is_copied(engines: list[Engine]) -> None:
     engine = Engine(small_model(), 1, 9, 4)
     tokens = torch.randint(31, (1, 4))
     engine(tokens)

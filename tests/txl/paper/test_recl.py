@@ -1,4 +1,5 @@
-"""RECL by its definition (paper, Appendix C) in loops; each loss is that of its own window."""
+"""RECL by its definition (paper, Appendix C), written again as loops; its losses at exact contexts,
+each that of one window of its own, however runs are shared."""
 
 import math
 
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_helpers import small_model
 
+from txl.errors import TxlError
 from txl.language_model import LanguageModel
 from txl.model.config import RecurrentConfig
 from txl.paper.recl import (
@@ -38,7 +40,7 @@ def by_definition(losses: dict, name: str, c: int, later: int, ratio: float) -> 
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0])
-def test_relative_losses_by_definition(ratio):
+def test_relative_losses_are_the_definition(ratio):
     losses = some_losses()
     short, long = relative_losses(losses, ratio)
     for name in losses:
@@ -48,7 +50,7 @@ def test_relative_losses_by_definition(ratio):
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1.0])
-def test_search_by_definition(ratio):
+def test_the_search_is_the_definition(ratio):
     losses = some_losses(3)
     found = effective_context(losses, CONTEXTS, ratio, threshold=0.2)
     for name in losses:
@@ -65,17 +67,45 @@ def test_search_by_definition(ratio):
         )
 
 
-def test_threshold_is_one_percent():
+def test_a_better_model_at_short_contexts_raises_the_bar_for_all():
+    slow = np.array([[2.0], [1.0], [0.5], [0.5]])
+    assert effective_context({"slow": slow}, CONTEXTS)["slow"].length == 300
+    rival = np.full((4, 1), 0.6)  # all that the first two steps gain, it has already
+    group = effective_context({"slow": slow, "rival": rival}, CONTEXTS)
+    assert group["slow"].length == group["rival"].length == 100
+    assert group["slow"].gains[1] == pytest.approx(1 - math.exp(0.5 - 0.6))
+
+
+def test_the_threshold_is_one_percent():
     for gain, length in ((0.0101, 200), (0.0099, 100)):
         steps = np.array([[1.0], [1 + math.log(1 - gain)], [1 + math.log(1 - gain)]])
         assert effective_context({"m": steps}, CONTEXTS[:3])["m"].length == length
 
 
-def test_limit_is_the_longest_context():
+def test_losses_of_any_size_have_a_perplexity():
+    found = effective_context({"m": np.array([[900.0], [800.0]])}, CONTEXTS[:2])["m"]
+    assert (found.short, found.gains[0], found.length) == ([math.inf], 1.0, 200)
+
+
+def test_a_limit_is_the_longest_context():
     losses = {"short": np.array([[3.0], [2.0], [2.0], [2.0]]), "long": np.array([[3.0], [2.5], [1.0], [0.1]])}
     found = effective_context(losses, CONTEXTS, limits={"short": 128, "long": None})
     assert (found["short"].length, found["short"].reached_end) == (128, False)
     assert (found["long"].length, found["long"].reached_end) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"ratio": 0.0}, "ratio must be in"),
+        ({"ratio": 1.5}, "ratio must be in"),
+        ({"losses": {"a": np.full((4, 3), np.nan)}}, "losses of a are not all finite"),
+    ],
+)
+def test_refusals(change, words):
+    arguments = {"losses": some_losses(), "contexts": CONTEXTS, "ratio": 0.5} | change
+    with pytest.raises(TxlError, match=words):
+        effective_context(**arguments)
 
 
 TEXT = np.random.default_rng(0).integers(0, 31, 300).astype(np.uint8)
@@ -86,7 +116,7 @@ VOCABULARY = ByteVocabulary(bytes(range(31)))
 @given(
     step=st.integers(1, 12), contexts=st.integers(2, 6), more=st.integers(0, 4000), samples=st.integers(1, 500)
 )  # fmt: skip
-def test_positions_and_their_runs_lie_within_the_text(step, contexts, more, samples):
+def test_positions_are_apart_and_their_runs_within_the_text(step, contexts, more, samples):
     layout = Layout(2 * step * contexts + more, samples, step, contexts)
     positions = layout.positions()
     assert len(positions) == min(samples, more // step + 1)
@@ -96,7 +126,7 @@ def test_positions_and_their_runs_lie_within_the_text(step, contexts, more, samp
 
 
 def test_each_context_of_a_position_is_read_once():
-    """The losses encode target and context, so that each shows its row and column."""
+    """A loss that tells target and context: each lands in its own row and column."""
     tokens = np.arange(5000, dtype=np.uint16)
     for limit, usable in ((None, 4), (17, 2)):
         layout, read = Layout(len(tokens), 250, 7, 4), []
@@ -116,6 +146,25 @@ def test_chains_share_runs():
     layout = Layout(1_000_000)  # 2,000 positions, 10 contexts of 100 to 1,000
     assert [count for _, count in layout.chains()] == [100] * 20
     assert layout.positions().max() > 900_000  # spread over the text
+
+
+class Words:
+    """An oracle: the loss falls with every token of context up to `order`, and no further."""
+
+    def __init__(self, order: int) -> None:
+        self.order = order
+
+    def __call__(self, tokens, ends, targets):
+        known = torch.tensor([min(end, self.order) for end in ends], dtype=torch.float64)
+        return (10.0 - known / 10).expand(len(tokens), -1)
+
+
+def test_an_oracle_of_known_order_has_that_recl():
+    layout = Layout(400, 20, 10, 8)
+    losses = {f"{n}": measure(Words(n), np.resize(TEXT, 400), layout) for n in (10, 30, 50, 200)}
+    found = {name: effective_context({name: x}, layout.lengths)[name] for name, x in losses.items()}
+    assert {name: each.length for name, each in found.items()} == {"10": 10, "30": 30, "50": 50, "200": 80}
+    assert [name for name, each in found.items() if each.reached_end] == ["200"]
 
 
 def as_language_model(network) -> LanguageModel:
@@ -158,3 +207,55 @@ def test_limits_are_those_of_absolute_positions():
     assert (
         NetworkLosses(as_language_model(small_model(mem_len=0, encoding="sinusoid"))).limit == 8
     )  # training's segment
+
+
+def test_zero_states_are_no_context():
+    layout = Layout(len(TEXT), 10, 6, 3)
+    models = [as_language_model(small_model(initial_memory=kind)) for kind in ("empty", "zeros")]
+    first, second = (measure(NetworkLosses(model), TEXT, layout) for model in models)
+    assert np.array_equal(first, second)
+
+
+def test_what_is_before_a_context_does_not_matter():
+    layout, predict = Layout(len(TEXT), 40, 6, 4), NetworkLosses(as_language_model(small_model()))
+    before = measure(predict, TEXT, layout).copy()
+    n = 20
+    t = int(layout.positions()[n])
+    for c, context in enumerate(layout.lengths):
+        changed = TEXT.copy()
+        changed[: t - context] = (changed[: t - context] + 1) % 31
+        after = measure(predict, changed, layout)
+        assert after[c, n] == before[c, n]
+        assert c + 1 == layout.contexts or after[c + 1, n] != before[c + 1, n]
+
+
+def test_fewer_keys_than_context_still_reach_back_by_layers():
+    layout = Layout(len(TEXT), 10, 6, 4)
+    narrow, wide = (
+        measure(NetworkLosses(as_language_model(small_model(window=window))), TEXT, layout) for window in (6, None)
+    )
+    np.testing.assert_allclose(narrow[0], wide[0], rtol=1e-12)
+    assert not np.isclose(narrow[1], wide[1]).any()
+    assert not np.isclose(narrow[1], narrow[0]).any()  # two layers of 6 keys see 11 tokens
+
+
+def test_shares_of_hard_positions_are_harder():
+    layout, predict = Layout(len(TEXT), 40, 6, 4), NetworkLosses(as_language_model(small_model()))
+    values = measure(predict, TEXT, layout)
+    hard, all_of_them = (effective_context({"m": values}, layout.lengths, r)["m"].short[0] for r in (0.1, 1.0))
+    assert hard > all_of_them
+    assert all_of_them == pytest.approx(math.exp(values[0].mean()))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((199, 10, 10, 10), "the text has 199 tokens, fewer than two contexts of 100"),
+        ((100, 0, 10, 4), "samples must be >= 1, got 0"),
+        ((100, 1, 0, 4), "step must be >= 1, got 0"),
+        ((100, 1, 10, 1), "contexts must be >= 2, got 1"),
+    ],
+)
+def test_layouts_that_cannot_be(arguments, words):
+    with pytest.raises(TxlError, match=words):
+        Layout(*arguments)
