@@ -1,4 +1,8 @@
-"""Uses of txl_kernels beyond its public interface; the benchmarks have no others."""
+"""Uses of txl_kernels beyond its public interface; the benchmarks have no others.
+
+Nothing private is imported before it is used, so that benchmarks that need none of it run with
+other versions of the packages, too (harness.base).
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -7,34 +11,35 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-import txl_kernels.attention_layer
-from txl_kernels.backends import cpu, cuda, triton
-from txl_kernels.call import Call
-
-
-def interpreted() -> bool:
-    """Whether Triton's kernels run in its interpreter."""
-    return triton.interpreted()
-
 
 def instruction_set() -> str | None:
     """Return the instruction set of the native kernels, or None if they are not built."""
+    from txl_kernels.backends import cpu
+
     return None if cpu.native.module is None else str(cpu.prepare().isa())
 
 
 def takes_many_queries(backend: str, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a backend that is available takes calls of more than 16 queries, and gradients."""
-    return backend != cuda.NAME or cuda.takes_kind(device, dtype, 64, decode=False, gradients=True)
+    if backend != "cuda":
+        return True
+    from txl_kernels.backends import cuda
+
+    return cuda.takes_kind(device, dtype, 64, decode=False, gradients=True)
 
 
 def multiply_add(iterations: int, dtype: torch.dtype = torch.float32) -> float:
     """Run multiply-adds in registers, by the units that the kernels use for dtype, on all of
     torch's threads; return the number of operations."""
+    from txl_kernels.backends import cpu
+
     return float(cpu.prepare().fma(iterations, torch.get_num_threads(), dtype == torch.bfloat16))
 
 
 def read(x: Tensor) -> None:
     """Read a float32 tensor once, on all of torch's threads."""
+    from txl_kernels.backends import cpu
+
     cpu.prepare().read(x.data_ptr(), x.numel(), torch.get_num_threads())
 
 
@@ -43,6 +48,9 @@ def native_kernel(tensors: list[Tensor]) -> Callable[[], object]:
 
     tensors: q, k, v, r, content_bias, position_bias, k_mem, v_mem.
     """
+    from txl_kernels.backends import cpu
+    from txl_kernels.call import Call
+
     q = tensors[0]
     scale = q.size(-1) ** -0.5
     call = Call(*tensors, *(None,) * 7, 0, 0, scale, 0.0, 0.0, scale, False)
@@ -53,4 +61,6 @@ def native_kernel(tensors: list[Tensor]) -> Callable[[], object]:
 
 def attention_of_the_layer(replacement: Callable[..., Tensor]) -> AbstractContextManager[object]:
     """A context in which `RelAttention` calls the replacement instead of rel_attention."""
+    import txl_kernels.attention_layer
+
     return mock.patch.object(txl_kernels.attention_layer, "rel_attention", replacement)

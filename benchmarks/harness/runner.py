@@ -78,7 +78,7 @@ class Runner:
                 entry = implementation.prepare()
                 if entry.check is not None:
                     entry.check()
-                clock = self._clock(comparison, entry)
+                clock = self.machine.clock(comparison.clock, entry.run)
                 if entry.warm_up and not self.machine.brief:
                     clock()  # raises here if it cannot run at this size
             except Exception as error:
@@ -89,7 +89,7 @@ class Runner:
             name: min(comparison.maximum, entry.maximum or comparison.maximum) for name, entry in entries.items()
         }
         seconds, minimum = (0.0, 1) if self.machine.brief else (comparison.seconds, comparison.minimum)
-        times, errors = take_turns(runs, seconds=seconds, minimum=minimum, maximum=maximum) if runs else ({}, {})
+        times, errors = take_turns(runs, seconds=seconds, minimum=minimum, maximum=maximum, paired=comparison.paired)
         for name, failure in errors.items():
             lost(name, failure)
         for name, found in times.items():
@@ -99,12 +99,6 @@ class Runner:
         whole = {x.name: x.to_json() | rows[x.name] for x in comparison.implementations}
         add_shares(list(whole.values()))
         return whole
-
-    def _clock(self, comparison: Comparison, entry: Entry) -> Callable[[], float]:
-        if comparison.clock == "own":
-            return entry.run
-        clock = getattr(self.machine, "on_device" if comparison.clock == "device" else comparison.clock)
-        return lambda: clock(entry.run)
 
     def to_json(self) -> Row:
         rows = [
@@ -136,14 +130,19 @@ def _rates(entry: Entry, times: list[float]) -> Row:
 
 
 def take_turns(
-    runs: Mapping[str, Callable[[], float]], *, seconds: float, minimum: int, maximum: Mapping[str, int]
+    runs: Mapping[str, Callable[[], float]],
+    *,
+    seconds: float,
+    minimum: int,
+    maximum: Mapping[str, int],
+    paired: bool = False,
 ) -> tuple[dict[str, list[float]], dict[str, Exception]]:
     """Time all runs in interleaved rounds; return the times of each in seconds, and the exceptions
     of those that failed.
 
     Each run gets the same share of `seconds`, but at least `minimum` and at most its `maximum`
-    rounds, so a slow one skips some rounds. Runs must be warmed up before; one that raises is not
-    called again.
+    rounds, so a slow one skips some rounds, unless they are paired. Runs must be warmed up before;
+    one that raises is not called again.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     errors: dict[str, Exception] = {}
@@ -162,6 +161,8 @@ def take_turns(
         cost = once(name)
         share = round(seconds / len(runs) / max(cost, 1e-9))
         rounds[name] = min(maximum[name], max(minimum, share)) - 1
+    if paired:
+        rounds = dict.fromkeys(rounds, min(rounds.values(), default=0))
     total = max(1, *rounds.values()) if rounds else 0
     for turn in range(total):
         for name in runs:
