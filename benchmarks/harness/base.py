@@ -68,14 +68,16 @@ class Versions:
 
     def __init__(self, base: str, machine: Machine, full: bool) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        site = Path(base).resolve() if (Path(base) / "txl_kernels").is_dir() else self._built(base)
+        is_folder = (Path(base) / "txl_kernels").is_dir()
+        site = Path(base).resolve() if is_folder else self._built(base, cuda=machine.kind == "cuda")
         self._workers = {"": Worker(ROOT, machine, full), BASE: Worker(site, machine, full, Unavailable)}
 
-    def _built(self, revision: str) -> Path:
+    def _built(self, revision: str, cuda: bool) -> Path:
         tree, site = Path(self._folder.name, "tree"), Path(self._folder.name, "site")
+        kernels = {"TXL_KERNELS_CUDA": "on" if cuda else "off"}  # which take minutes to compile
         _run("git", "-C", ROOT, "worktree", "add", "--detach", "--quiet", tree, revision)
         try:
-            _run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, tree)
+            _run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, tree, **kernels)
         finally:
             _run("git", "-C", ROOT, "worktree", "remove", "--force", tree)
         return site
@@ -107,8 +109,8 @@ class Versions:
         self._folder.cleanup()
 
 
-def _run(*command: str | Path) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
+def _run(*command: str | Path, **environment: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stderr.strip()[-2000:]}")
 

@@ -83,7 +83,8 @@ def published() -> list[Path]:
 
 def load(paths: list[Path]) -> list[Device]:
     """Read records; return devices, the one measured last first, each with the newest measurement
-    of every comparison. Runs in the interpreter are left out.
+    of every comparison. Runs in the interpreter are left out, and comparisons of which nothing was
+    available, as without other libraries.
 
     Raises:
         ValueError: a file is not a record, or has another schema version.
@@ -98,7 +99,8 @@ def load(paths: list[Path]) -> list[Device]:
         for row in record["rows"]:
             key = row["group"], Case.from_json(row["case"])
             fresh.setdefault(key, Measured(*key, {}, about)).rows[row["implementation"]] = row
-        newest.setdefault(f"{about['device']}{of_cpu}", {}).update(fresh)
+        found = {k: x for k, x in fresh.items() if any(row["status"] != "unavailable" for row in x.rows.values())}
+        newest.setdefault(f"{about['device']}{of_cpu}", {}).update(found)
     devices = [Device(name, list(found.values())) for name, found in newest.items()]
     return sorted(devices, key=lambda device: max(x.about["date"] for x in device.comparisons), reverse=True)
 

@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from benchmark_records import SHAPE, ours, write
+from benchmark_records import SHAPE, ours, row, write
 
 from report import records
 from report.records import load, published, ratio
@@ -23,6 +23,15 @@ def test_newest_of_each_comparison(folder: Path) -> None:
     mine = measured.find(role="ours", segment=256)
     assert ratio(measured.find(implementation="vanilla-flash"), mine) == 3800
     assert ratio(measured.find(implementation="nobody"), mine) is None
+
+
+def test_comparison_of_which_nothing_was_available_is_left_out(tmp_path: Path) -> None:
+    """An older measurement of it stays."""
+    case = {"unit": "call", "direction": "forward", "shape": SHAPE}
+    write(tmp_path, "2026-01-01", [ours("layers", case, "ours", 1.0)])
+    write(tmp_path, "2026-01-02", [row("layers", case, "ours", status="unavailable", error="not installed")])
+    (device,) = read(tmp_path)
+    assert [measured.about["date"] for measured in device.group("layers")] == ["2026-01-01"]
 
 
 @pytest.mark.parametrize(("isa", "family", "name"), [
