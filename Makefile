@@ -40,9 +40,8 @@ $(PEERS)/installed: tests/integrations/peers.txt | $(VENV)/installed
 	$(BIN)/python tools/get_peers.py $(PEERS)
 	touch $@
 
-aot: $(VENV)/installed ## compile the GPU kernels without a GPU; compare with the tables in tools/
-	$(BIN)/python tools/aot.py check
-	$(BIN)/python tools/cuda_lint.py --if-built
+aot: $(VENV)/installed ## compile the GPU kernels without a GPU; compare with tools/machine_code.json
+	$(BIN)/python tools/machine_code.py
 
 gpu-kit: gpu-kit/site gpu-kit/triton/triton-key ## what a rented GPU needs for tools/gpu_steps.py, in gpu-kit/; no GPU needed
 	git describe --always --dirty --abbrev=10 --exclude '*' > gpu-kit/commit

@@ -26,8 +26,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
+import pretended_gpu
 import torch
-from pretended_gpu import on_hopper
 from torch import Tensor
 from torch.utils import deterministic
 from triton.backends.nvidia import driver as nvidia
@@ -177,10 +177,18 @@ def compile_trial(n: int) -> str | None:
 def compiling() -> Iterator[None]:
     """A context in which Triton compiles for sm_90 and launches nothing; with GPU_PYTHON also the
     launchers of Triton 3.6, which are C modules of a Python, one for each signature."""
+    with_launchers = os.environ.get(LAUNCHERS_FOR) and hasattr(nvidia, "compile_module_from_src")
+
+    def launch(function: Any, kernel: Any, *_: object) -> None:
+        if with_launchers:
+            _ = kernel.run  # makes the launcher
+
     with contextlib.ExitStack() as stack:
-        stack.enter_context(on_hopper())
-        if os.environ.get(LAUNCHERS_FOR) and hasattr(nvidia, "compile_module_from_src"):
+        stack.enter_context(pretended_gpu.compiling(90, launch))
+        stack.enter_context(mock.patch.object(torch.Tensor, "zero_", lambda x: x))
+        if with_launchers:
             stack.enter_context(mock.patch.object(nvidia, "compile_module_from_src", compile_launcher))
+            stack.enter_context(mock.patch.object(nvidia, "library_dirs", list))
         yield
 
 

@@ -13,7 +13,7 @@ RECORD = ROOT / "tests" / "slow_proofs.json"
 PROOFS = ("tests/txl_kernels/cuda/", "tests/txl_kernels/triton/", "tests/tools/ptx/")
 NO_FAULT = "none runs in"  # the reason of a test of planted faults, none of which is in the code compiled for a GPU
 SOURCES = (
-    *PROOFS, "csrc/cuda", "csrc/python", "tests/support", "tools/ptx",
+    *PROOFS, "csrc/cuda", "csrc/python", "tests/support", "tools/ptx", "tools/pretended_gpu.py", "tools/machine_code.py",
     "txl_kernels/backends/cuda.py", "txl_kernels/backends/triton",
 )  # fmt: skip
 
