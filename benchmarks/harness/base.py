@@ -74,7 +74,7 @@ class Versions:
 
     def _built(self, revision: str, cuda: bool) -> Path:
         tree, site = Path(self._folder.name, "tree"), Path(self._folder.name, "site")
-        kernels = {"TXL_KERNELS_CUDA": "on" if cuda else "off"}  # which take minutes to compile
+        kernels = {"TXL_KERNELS_CUDA": "auto" if cuda else "off"}  # which take minutes to compile
         _run("git", "-C", ROOT, "worktree", "add", "--detach", "--quiet", tree, revision)
         try:
             _run(sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, tree, **kernels)

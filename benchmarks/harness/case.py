@@ -26,6 +26,11 @@ class Shape(NamedTuple):
     def __str__(self) -> str:
         return f"B{self.B} H{self.H} L{self.L} M{self.M} D{self.D}"
 
+    @property
+    def elements(self) -> int:
+        """The number of elements of the keys, memory included."""
+        return self.B * self.H * (self.M + self.L) * self.D
+
     def product(self) -> float:
         """Floating-point operations of one product over the visible pairs; attention with positions
         takes 3 products forward and 8 backward."""

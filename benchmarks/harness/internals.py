@@ -6,10 +6,14 @@ other versions of the packages, too (harness.base).
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from txl_kernels.call import Call
 
 
 def instruction_set() -> str | None:
@@ -43,20 +47,35 @@ def read(x: Tensor) -> None:
     cpu.prepare().read(x.data_ptr(), x.numel(), torch.get_num_threads())
 
 
-def native_kernel(tensors: list[Tensor]) -> Callable[[], object]:
-    """Return a function that runs the native causal forward kernel alone, without argument checks.
+def _causal_call(tensors: list[Tensor]) -> "Call":
+    """Return a checked call.
 
     tensors: q, k, v, r, content_bias, position_bias, k_mem, v_mem.
     """
-    from txl_kernels.backends import cpu
     from txl_kernels.call import Call
 
-    q = tensors[0]
-    scale = q.size(-1) ** -0.5
-    call = Call(*tensors, *(None,) * 7, 0, 0, scale, 0.0, 0.0, scale, False)
-    out, threads = torch.empty_like(q), torch.get_num_threads()
+    scale = tensors[0].size(-1) ** -0.5
+    return Call(*tensors, *(None,) * 7, 0, 0, scale, 0.0, 0.0, scale, False)
+
+
+def native_kernel(tensors: list[Tensor]) -> Callable[[], object]:
+    """Return a function that runs the native causal forward kernel alone, without argument checks;
+    tensors: see `_causal_call`."""
+    from txl_kernels.backends import cpu
+
+    call = _causal_call(tensors)
+    out, threads = torch.empty_like(tensors[0]), torch.get_num_threads()
     plan = cpu.make_plan(call, out)
     return lambda: plan.forward(call, out, None, threads, 0)
+
+
+def prefill_kernels(tensors: list[Tensor]) -> Tensor:
+    """Run the CUDA C++ prefill kernels, for any number of queries; tensors: see `_causal_call`."""
+    from txl_kernels.backends import cuda
+
+    with mock.patch.object(cuda, "make_plan", cuda.prefill_plan):
+        out: Tensor = cuda.forward(_causal_call(tensors), need_lse=False)[0]
+    return out
 
 
 def attention_of_the_layer(replacement: Callable[..., Tensor]) -> AbstractContextManager[object]:

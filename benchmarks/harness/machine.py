@@ -83,6 +83,18 @@ class Machine:
             self._evict()
         return self.on_device(run)
 
+    def allocated(self, run: Run) -> dict[str, float]:
+        """Return the peak memory in MiB that a run allocates on a GPU beyond what exists before, or
+        on a CPU {}."""
+        if self.kind != "cuda":
+            return {}
+        self.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        self.synchronize()
+        return {"allocated_mib": (torch.cuda.max_memory_allocated() - before) / 2**20}
+
     def synchronize(self) -> None:
         if self.kind == "cuda":
             torch.cuda.synchronize()

@@ -81,6 +81,7 @@ class Runner:
                 clock = self.machine.clock(comparison.clock, entry.run)
                 if entry.warm_up and not self.machine.brief:
                     clock()  # raises here if it cannot run at this size
+                    entry.extra |= self.machine.allocated(entry.run)
             except Exception as error:
                 lost(name, error)
                 continue

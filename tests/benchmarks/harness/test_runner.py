@@ -23,7 +23,7 @@ class FakeMachine:
     """The part of a machine that a comparison needs."""
 
     kind, brief = "cpu", False
-    clock = Machine.clock
+    clock, allocated = Machine.clock, Machine.allocated
 
     def about(self) -> dict[str, Any]:
         return {"date": "2000-01-01", "kind": "cpu", "device": "A processor", "threads": 2, "isa": "avx2"}
