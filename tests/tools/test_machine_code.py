@@ -52,10 +52,10 @@ def test_complaints(name: str, change: dict[str, Any], message: str | None) -> N
     assert (found == []) if message is None else any(message in x for x in found)
 
 
-def test_kernels_that_are_missing_in_the_table(
+def test_kernels_and_table_differ(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And those that it should not have."""
+    """A kernel that the table lacks, and one that it should not have."""
     monkeypatch.setattr(machine_code, "TABLE", tmp_path / "table.json")
     (new, kernel), (old, _) = list(NAMES.items())[:2]
     (tmp_path / "table.json").write_text(json.dumps({"Triton 3.9": {old: kernel}}))
@@ -87,7 +87,7 @@ def test_spill_of_a_tile_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("far", [("k", "v"), ("k_mem", "v_mem")], ids=["segment", "memory"])
 def test_rows_with_64_bit_strides_compile(far: tuple[str, str]) -> None:
-    """In the memory or in the segment alone: no variable may hold now one stride, now the other."""
+    """Strides of the memory or of the segment: no variable may hold either of two types."""
     inputs = make_inputs(machine_code.case("two rows", 64, B=1, H=1, L=2, M=2), torch.bfloat16)
     for name in far:  # 4 GiB of addresses, which nothing touches
         inputs[name] = torch.empty(2**31 + 64, dtype=torch.bfloat16).as_strided((1, 1, 2, 64), (64, 64, 2**31, 1))
