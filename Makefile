@@ -75,7 +75,7 @@ bench: $(VENV)/installed ## every benchmark
 
 bench-compare: $(VENV)/installed ## BASE=main: is the working tree slower than another revision?
 	@test -n "$(BASE)" || { echo "usage: make bench-compare BASE=<revision>" >&2; exit 2; }
-	$(BIN)/pytest benchmarks/ --benchmark-only --base "$(BASE)" $(ARGS)
+	$(BIN)/pytest benchmarks/ --benchmark-only --base="$(BASE)" $(ARGS)
 
 report: $(VENV)/installed ## benchmarks/REPORT.md and the figures of README and docs, from benchmarks/results/
 	PYTHONPATH=benchmarks $(BIN)/python -m report

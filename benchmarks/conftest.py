@@ -2,7 +2,7 @@
 the table.
 
     pytest benchmarks/ --benchmark-only [--full | --brief] [--device cpu|cuda] [--record FILE]
-                       [--deadline SECONDS] [--base REVISION]
+                       [--deadline SECONDS] [--base=REVISION]
 
 A benchmark is a function f(machine, full) that returns a list of comparisons, decorated with
 `@comparisons(..)`; it becomes one test for each implementation of each comparison.
@@ -82,7 +82,7 @@ def run(request: pytest.FixtureRequest, benchmark: Any) -> Callable[[Comparison,
 
     def one(comparison: Comparison, implementation: str) -> None:
         try:
-            rows = runner.of(comparison)
+            rows = runner.rows_of(comparison)
         except DeviceLost as error:
             pytest.exit(str(error), returncode=3)
         if rows is None:

@@ -78,7 +78,7 @@ def steps(out: Path, rehearse: bool) -> list[Step]:
         """The tests of a variant of the CUDA C++ kernels, and its times against the default."""
         site, unsafe = str(SITES / name), ["env", "PYTHONSAFEPATH=1"]
         path = f"PYTHONPATH={os.pathsep.join([site, environment()['PYTHONPATH']])}"
-        timed = ["-k", "cuda and (test_slow_to_start or test_length and L2048)", "--base", site]
+        timed = ["-k", "cuda and (test_slow_to_start or test_length and L2048)", f"--base={site}"]
         return [
             Step(f"tests of {name}", 1, 40, [*unsafe, path, *tests, "tests/txl_kernels/cuda/test_hopper.py"]),
             benchmark(f"default against {name}", 1, 40, f"{GROUPS}/test_attention.py", *timed),

@@ -12,7 +12,7 @@ from harness.case import Case, Shape
 from harness.comparison import Comparison, comparisons
 from harness.machine import Machine
 from implementations.attention import block_mask, compiled_flex
-from implementations.ways import Arguments, Random, Way, compared
+from implementations.methods import Arguments, Method, Random, compared
 
 GROUP, WIDTH, EXTENT = 3, 16, 1024  # heads for a head of keys; of position queries; distances with a row
 SMALL = Shape(1, 6, 40, 0, 128)
@@ -60,19 +60,19 @@ def _flex(x: Arguments) -> Tensor:
     return compiled_flex()(x["q"], x["k"], x["v"], score_mod=score_mod, block_mask=mask, enable_gqa=True)
 
 
-def ways(length: int, window: int | None, on_gpu: bool) -> list[Way]:
+def methods(length: int, window: int | None, on_gpu: bool) -> list[Method]:
     """List the implementations that can compute a causal call, or one with a window."""
     arguments = functools.partial(_arguments, window=window)
     ours = functools.partial(arguments, backend="triton") if on_gpu else arguments
-    found = [Way("ours", ours, "ours")]
+    found = [Method("ours", ours, "ours")]
     if length <= LONGEST_DENSE:
-        found.append(Way("SDPA with dense bias", arguments, "other", _dense))
+        found.append(Method("SDPA with dense bias", arguments, "other", _dense))
     if on_gpu:  # on a CPU it has no backward
-        found.append(Way("FlexAttention, captured bias", arguments, "other", _flex))
+        found.append(Method("FlexAttention, captured bias", arguments, "other", _flex))
     if window is None:
         found += [
-            Way("plain SDPA, enable_gqa", arguments, "baseline", functools.partial(_plain, repeated=False)),
-            Way("plain SDPA, keys repeated", arguments, "baseline", functools.partial(_plain, repeated=True)),
+            Method("plain SDPA, enable_gqa", arguments, "baseline", functools.partial(_plain, repeated=False)),
+            Method("plain SDPA, keys repeated", arguments, "baseline", functools.partial(_plain, repeated=True)),
         ]
     return found
 
@@ -92,6 +92,6 @@ def test_inkling(machine: Machine, full: bool) -> list[Comparison]:
         shape = Shape(1, 24, length, 0, 128)
         case = Case(shape=shape, note=note)
         found += compared(
-            "Inkling", machine, case, shape, SMALL, ways(length, window, on_gpu), 3 if on_gpu else 6, dtypes=dtypes
+            "Inkling", machine, case, shape, SMALL, methods(length, window, on_gpu), 3 if on_gpu else 6, dtypes=dtypes
         )
     return found

@@ -1,4 +1,4 @@
-"""Comparison with another version of the packages: pytest benchmarks/ --base REVISION.
+"""Comparison with another version of the packages: pytest benchmarks/ --base=REVISION.
 
 Each implementation of this package is compared with itself in the other version. Each version runs
 in a worker process (python -m harness.base), which makes the benchmark's own entry, checks it, and

@@ -40,7 +40,7 @@ class Runner:
         self.rows: dict[str, dict[str, Row]] = {}
         self.times: dict[tuple[str, str], list[float]] = {}
 
-    def of(self, comparison: Comparison) -> dict[str, Row] | None:
+    def rows_of(self, comparison: Comparison) -> dict[str, Row] | None:
         """Return a comparison's rows by implementation; None if the time was up before it."""
         title = comparison.title
         if title not in self.rows:
@@ -60,7 +60,7 @@ class Runner:
         rows: dict[str, Row] = {}
         runs: dict[str, Callable[[], float]] = {}
 
-        def lost(name: str, error: Exception) -> None:
+        def fail(name: str, error: Exception) -> None:
             # As text, because an exception would keep all tensors of its comparison alive.
             status = "unavailable" if isinstance(error, Unavailable) else "failed"
             text = f"{error}" if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
@@ -83,7 +83,7 @@ class Runner:
                     clock()  # raises here if it cannot run at this size
                     entry.extra |= self.machine.allocated(entry.run)
             except Exception as error:
-                lost(name, error)
+                fail(name, error)
                 continue
             entries[name], runs[name] = entry, clock
         maximum = {
@@ -92,7 +92,7 @@ class Runner:
         seconds, minimum = (0.0, 1) if self.machine.brief else (comparison.seconds, comparison.minimum)
         times, errors = take_turns(runs, seconds=seconds, minimum=minimum, maximum=maximum, paired=comparison.paired)
         for name, failure in errors.items():
-            lost(name, failure)
+            fail(name, failure)
         for name, found in times.items():
             each = [t / entries[name].per for t in found]
             self.times[comparison.title, name] = each

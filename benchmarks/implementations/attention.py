@@ -225,11 +225,9 @@ def timed(
     """Make an implementation of forward without gradients, or of forward and backward; dtype: None
     for the machine's."""
     prepare = functools.partial(entry, attention, machine, shape, backward, dtype)
-    name, said = attention.name, None
-    if dtype is not None:
-        said = str(dtype).removeprefix("torch.")
-        name = f"{name}, {said}"
-    return Implementation(name, prepare, attention.role, said)
+    label = None if dtype is None else str(dtype).removeprefix("torch.")
+    name = attention.name if label is None else f"{attention.name}, {label}"
+    return Implementation(name, prepare, attention.role, label)
 
 
 def entry(

@@ -16,7 +16,7 @@ from harness.comparison import Entry, Unavailable, require
 from harness.machine import Machine
 from implementations import bare_peers, peer_cases
 from implementations.memory import probe
-from implementations.ways import passes
+from implementations.methods import passes
 from txl_kernels.integrations import accelerate
 
 bare_peers.use()
@@ -98,11 +98,11 @@ def _case(
     return case
 
 
-def _apply(way: str, case: peer_cases.PeerCase) -> None:
+def _apply(method: str, case: peer_cases.PeerCase) -> None:
     """Accelerate the case's module, or replace it by one with rotary positions."""
-    if way == ACCELERATED:
+    if method == ACCELERATED:
         accelerate(case.module, strict=True, verify=True)
-    elif way == ROTARY:
+    elif method == ROTARY:
         keys = case.valid
         case.module = Rotary(HEADS, case.x.size(-1)).to(case.x)
         case.call = lambda module, x: module(x, keys)
@@ -110,7 +110,7 @@ def _apply(way: str, case: peer_cases.PeerCase) -> None:
 
 def layer_step(
     title: str,
-    way: str,
+    method: str,
     length: int,
     backward: bool,
     batch: int = 0,
@@ -121,31 +121,31 @@ def layer_step(
     that of the length in BATCHES."""
     _require(title)
     case = _case(title, length, batch or BATCHES[length], d_model, HEADS, machine)
-    _apply(way, case)
+    _apply(method, case)
     leaves = case.x.requires_grad_(backward), *(p for p in case.module.parameters() if p.requires_grad)
     return passes(lambda: case.call(case.module, case.x), leaves, backward)
 
 
 def layer_entry(
     title: str,
-    way: str,
+    method: str,
     length: int,
     backward: bool,
     batch: int = 0,
     d_model: int = D_MODEL,
     machine: Machine | None = None,
 ) -> Entry:
-    step = layer_step(title, way, length, backward, batch, d_model, machine)
-    return Entry(step, None if way == ROTARY else lambda: check_layer(title, way, machine))
+    step = layer_step(title, method, length, backward, batch, d_model, machine)
+    return Entry(step, None if method == ROTARY else lambda: check_layer(title, method, machine))
 
 
-def memory_entry(title: str, way: str, lengths: tuple[int, ...], length: int, machine: Machine) -> Entry:
+def memory_entry(title: str, method: str, lengths: tuple[int, ...], length: int, machine: Machine) -> Entry:
     """Make an entry that measures the peak memory of forward and backward in a separate process."""
     _require(title)
-    return probe("peer", f"{way} {title}", lengths, length, machine, functools.partial(check_layer, title, way))
+    return probe("peer", f"{method} {title}", lengths, length, machine, functools.partial(check_layer, title, method))
 
 
-def check_layer(title: str, way: str, machine: Machine | None = None) -> None:
+def check_layer(title: str, method: str, machine: Machine | None = None) -> None:
     """Check the output against the library's own in float64, or in float32 if it cannot run in
     float64."""
     case = _case(title, 45, 3, 256, 4, machine)
@@ -153,7 +153,7 @@ def check_layer(title: str, way: str, machine: Machine | None = None) -> None:
         exact = case.call(case.module, case.x)[case.valid].double()
     else:
         exact = case.call(copy.deepcopy(case.module).double(), case.x.double())[case.valid]
-    _apply(way, case)
+    _apply(method, case)
     require(case.call(case.module, case.x)[case.valid], exact, title)
 
 
@@ -166,7 +166,7 @@ def _require(title: str) -> None:
 STEPS = ((70, 1), (70, 14), (256, 16))  # cached and new frames of NeMo's streaming step
 
 
-def stream_entry(way: str, held: int, new: int) -> Entry:
+def stream_entry(method: str, held: int, new: int) -> Entry:
     """Make an entry that runs steps of NeMo's cache-aware attention, each with the cache of the
     previous step."""
     _require("NeMo")
@@ -184,7 +184,7 @@ def stream_entry(way: str, held: int, new: int) -> Entry:
 
     own, after = step(first)
     later = step(after)[0].double()
-    if way == ACCELERATED:
+    if method == ACCELERATED:
         accelerate(module, strict=True, streaming=True)
 
     def run() -> None:
@@ -230,7 +230,7 @@ ENCODERS = {"Parakeet": Encoder(_parakeet, 100, 80), "w2v-BERT 2.0": Encoder(_w2
 LAYERS_OF_ENCODER = 4
 
 
-def encoder_entry(title: str, way: str, seconds: int) -> Entry:
+def encoder_entry(title: str, method: str, seconds: int) -> Entry:
     """Make an entry that runs a whole encoder forward over one recording."""
     _require(title)
     encoder = ENCODERS[title]
@@ -245,6 +245,6 @@ def encoder_entry(title: str, way: str, seconds: int) -> Entry:
 
     short = features[:, :400]
     own = run(short).double()
-    if way == ACCELERATED:
+    if method == ACCELERATED:
         accelerate(model, strict=True)
     return Entry(run, lambda: require(run(short), own, title, 1e-4))

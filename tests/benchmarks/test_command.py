@@ -55,7 +55,7 @@ def test_wrong_kernel_gets_no_time(tmp_path: Path) -> None:
 
 
 def test_base_that_cannot_be_built() -> None:
-    done = run(*FORWARD, "--base", "no-such-revision")
+    done = run(*FORWARD, "--base=no-such-revision")
     assert done.returncode == 4
     assert "cannot compare with no-such-revision: git " in done.stderr
 
@@ -64,14 +64,14 @@ def test_base_is_timed_beside_this_version(tmp_path: Path) -> None:
     """A base that is as fast, then one that is wrong, which is skipped."""
     for package in ("txl", "txl_kernels"):
         shutil.copytree(ROOT / package, tmp_path / package)
-    done = run(*FORWARD, "--base", str(tmp_path), "--brief")
+    done = run(*FORWARD, f"--base={tmp_path}", "--brief")
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout
     with (tmp_path / "txl_kernels" / "backends" / "cpu.py").open("a") as file:
         file.write(
             "right = forward\ndef forward(*call):\n    out, lse = right(*call)\n    return out.mul_(1.001), lse\n"
         )
-    done = run(*FORWARD, "--base", str(tmp_path), "--brief")
+    done = run(*FORWARD, f"--base={tmp_path}", "--brief")
     assert done.returncode == 0, done.stdout
     assert "1 passed, 1 skipped" in done.stdout
     assert f"{tmp_path}: AssertionError: out is wrong" in done.stdout

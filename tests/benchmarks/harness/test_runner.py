@@ -59,7 +59,7 @@ def test_failed_implementation_gets_no_time(tmp_path: Path) -> None:
     }
     implementations = [Implementation(name, prepare) for name, prepare in prepared.items()]
     runner = Runner(FakeMachine(), tmp_path / "record.json", float("inf"))  # type: ignore[arg-type]
-    rows = runner.of(Comparison("group", Case(), implementations, seconds=0, minimum=5))
+    rows = runner.rows_of(Comparison("group", Case(), implementations, seconds=0, minimum=5))
     assert rows is not None
     assert list(rows) == list(prepared)
     assert rows["right"]["median_ms"] == 250
@@ -90,7 +90,7 @@ def test_disturbed_limit_gives_no_shares(slow: float, other_work: bool) -> None:
         ),
     ]  # fmt: skip
     runner = Runner(FakeMachine(), None, float("inf"))  # type: ignore[arg-type]
-    rows = runner.of(Comparison("group", Case(), runs, clock="own", seconds=0, minimum=4))
+    rows = runner.rows_of(Comparison("group", Case(), runs, clock="own", seconds=0, minimum=4))
     assert rows is not None
     assert ("disturbed" in rows["limit"]) == other_work
     assert ("share_of_operations" in rows["ours"]) != other_work
@@ -99,7 +99,7 @@ def test_disturbed_limit_gives_no_shares(slow: float, other_work: bool) -> None:
 
 def test_deadline() -> None:
     runner = Runner(FakeMachine(), None, time.monotonic() - 1)  # type: ignore[arg-type]
-    assert runner.of(Comparison("group", Case(), [Implementation("a", lambda: Entry(lambda: None))])) is None
+    assert runner.rows_of(Comparison("group", Case(), [Implementation("a", lambda: Entry(lambda: None))])) is None
     assert not runner.rows
 
 
