@@ -40,9 +40,8 @@ $(PEERS)/installed: tests/integrations/peers.txt | $(VENV)/installed
 	$(BIN)/python tools/get_peers.py $(PEERS)
 	touch $@
 
-aot: $(VENV)/installed ## compile the GPU kernels without a GPU; compare with the tables in tools/
-	$(BIN)/python tools/aot.py check
-	$(BIN)/python tools/cuda_lint.py --if-built
+aot: $(VENV)/installed ## compile the GPU kernels without a GPU; compare with tools/machine_code.json
+	$(BIN)/python tools/machine_code.py
 
 gpu-kit: gpu-kit/site gpu-kit/triton/triton-key ## what a rented GPU needs for tools/gpu_steps.py, in gpu-kit/; no GPU needed
 	git describe --always --dirty --abbrev=10 --exclude '*' > gpu-kit/commit
@@ -60,24 +59,23 @@ build/gpu-kit/triton-$(GPU_TRITON): | $(VENV)/installed
 # of a kernel's name, as they are there; without information on lines a kernel has a quarter of the size.
 gpu-kit/triton/triton-key: $(shell find txl_kernels/backends/triton -name '*.py') tools/gpu_kernels.py tools/gpu_steps.py | build/gpu-kit/triton-$(GPU_TRITON)
 	rm -rf $(@D)
-	PYTHONPATH=build/gpu-kit/triton-$(GPU_TRITON):.:tools TRITON_DEFAULT_FP_FUSION=1 TRITON_DISABLE_LINE_INFO=1 \
+	PYTHONPATH=build/gpu-kit/triton-$(GPU_TRITON):.:tools:benchmarks TRITON_DEFAULT_FP_FUSION=1 TRITON_DISABLE_LINE_INFO=1 \
 		TRITON_STORE_BINARY_ONLY=1 TRITON_CACHE_DIR=$(@D) GPU_PYTHON="$$(command -v $(GPU_PYTHON))" $(BIN)/python tools/gpu_kernels.py fill
 
-# Other variants of the CUDA C++ kernels go beside today's, gpu-kit/variants/NAME/_cuda*.so.
+# Variants of the CUDA C++ kernels go to gpu-kit/variants/NAME/_cuda*.so.
 gpu-kit/native: $(SOURCES) CMakeLists.txt setup.py
-	rm -rf $@ gpu-kit/variants/today build/$@
+	rm -rf $@ build/$@
 	TXL_KERNELS_CUDA=on CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=90a-real" $(GPU_PYTHON) -m pip wheel -q --no-deps -w build/$@ .
 	$(GPU_PYTHON) -m zipfile -e build/$@/*.whl build/$@/files
-	mkdir -p $@ gpu-kit/variants/today
-	cp build/$@/files/txl_kernels/_native*.so $@
-	cp build/$@/files/txl_kernels/_cuda*.so gpu-kit/variants/today
+	mkdir -p $@
+	cp build/$@/files/txl_kernels/_*.so $@
 
 bench: $(VENV)/installed ## every benchmark
 	$(BIN)/pytest benchmarks/ --benchmark-only
 
 bench-compare: $(VENV)/installed ## BASE=main: is the working tree slower than another revision?
 	@test -n "$(BASE)" || { echo "usage: make bench-compare BASE=<revision>" >&2; exit 2; }
-	PYTHONPATH=benchmarks $(BIN)/python -m compare "$(BASE)"
+	$(BIN)/pytest benchmarks/ --benchmark-only --base="$(BASE)" $(ARGS)
 
 report: $(VENV)/installed ## benchmarks/REPORT.md and the figures of README and docs, from benchmarks/results/
 	PYTHONPATH=benchmarks $(BIN)/python -m report

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -29,11 +28,10 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.nn.Module.cuda = torch.Tensor.cuda = lambda self, device=None: self  # type: ignore[assignment, method-assign]
         cpu.why_not_tensors = lambda *args: "only Triton is wanted"
         return
-    folder = Path(os.environ.get("TRITON_CACHE_DIR", "."))
-    if (folder / "triton-key").exists() and os.environ.get("TRITON_INTERPRET", "0") != "1":
-        from gpu_kernels import adopt
+    if os.environ.get("TRITON_CACHE_DIR"):
+        from gpu_kernels import adopt_carried
 
-        adopt(folder)
+        adopt_carried()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,12 +4,13 @@ on any machine:
 
     python tools/gpu_steps.py 1 --out FOLDER
     python tools/gpu_steps.py 2 --out FOLDER
-    python tools/gpu_steps.py variants ncu --out FOLDER    some steps, by name
+    python tools/gpu_steps.py decode ncu --out FOLDER    some steps, by name
 
-1: each kind of call, the tests of the device, the kernels' errors and times, and what they wait
-for. 2: the benchmarks of evaluation and training, whose gpu.json goes to benchmarks/results/, then
-Inkling's attention and a Conformer's layer. FOLDER gets callN.txt, a line for each step as it ends;
-callN.log, all that was printed; and figuresN.jsonl, a line for each figure as soon as it exists.
+1: each kind of call, the tests of the device, compute-sanitizer, variants of the CUDA C++ kernels
+(gpu-kit/variants/NAME/_cuda*.so) against the default, decode, and Nsight Compute. 2: the models'
+tests, and benchmarks of evaluation, training, Inkling's attention and a Conformer's layer. FOLDER
+gets callN.txt, a line for each step as it ends; callN.log, all that was printed; ncu.csv; and a
+record for each benchmark, which may go to benchmarks/results/.
 
 Each step is a process with a limit of time: one that fails or hangs leaves its reason, and the
 others still run. Needs torch with CUDA, triton and pytest, and no network. Without gpu-kit/
@@ -31,15 +32,17 @@ from typing import IO, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 KIT = ROOT / "gpu-kit"
-TESTS = (  # beside the CUDA C++ kernels', what has not run on a GPU yet
-    "tests/txl_kernels/cuda",
-    "tests/txl_kernels/triton/test_device.py::test_inklings_terms",
-    "tests/txl_kernels/triton/test_triton.py::test_what_no_query_sees_may_hold_anything_that_descriptors_load",
-    "tests/txl_kernels/api/test_values.py::test_what_no_query_sees_may_hold_anything",
-)
+SITES = ROOT / "build/gpu-sites"  # the packages with a variant's module
+GROUPS = "benchmarks/groups"
+TESTS = ("tests/txl_kernels/cuda", "tests/txl_kernels/triton/test_device.py::test_inklings_terms")
 MODELS = ("tests/txl/evaluation/test_engine_device.py", "tests/txl/training/test_training_device.py")
-TINY_TESTS = ("tests/txl_kernels/api/test_values.py::test_what_no_query_sees_may_hold_anything", "-k", "window")
-BENCHMARKS = ("benchmarks/groups/test_evaluation.py", "benchmarks/groups/test_training.py")
+TINY_TESTS = ("tests/txl_kernels/api/test_values.py", "-k", "window")
+KERNELS = "regex:forward_kernel|backward_queries_kernel"  # which Nsight Compute watches
+METRICS = (
+    "regex:smsp__average_warps_issue_stalled_.*_per_issue_active", "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
+    "regex:sm__inst_executed_pipe_tensor.*sum$", "smsp__inst_executed.sum", "sm__cycles_elapsed.max",
+    "smsp__issue_active.avg.pct_of_peak_sustained_active", "launch__registers_per_thread", "gpu__time_duration.sum",
+)  # fmt: skip
 
 
 class Step(NamedTuple):
@@ -51,62 +54,56 @@ class Step(NamedTuple):
     command: Sequence[str]
 
 
-class Where(NamedTuple):
-    """The folder of the results, and the files of one call."""
-
-    folder: Path
-    label: str
-    rehearse: bool
-
-    @property
-    def lines(self) -> Path:
-        return self.folder / f"call{self.label}.txt"
-
-    @property
-    def log(self) -> Path:
-        return self.folder / f"call{self.label}.log"
-
-    @property
-    def figures(self) -> Path:
-        return self.folder / f"figures{self.label}.jsonl"
-
-
-def steps(where: Where) -> list[Step]:
+def steps(out: Path, rehearse: bool) -> list[Step]:
     """Return all steps, in order."""
     python = [sys.executable]
     pytest = [*python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gpu_plugin"]
     cores = os.cpu_count() or 1
-    workers = 1 if where.rehearse else 12 if cores > 14 else max(cores - 2, 2)
-    many = [*pytest, "--timeout", "75", "--timeout-method", "thread", "--max-worker-restart", "1000", f"-n{workers}"]
-    many += ["--backends", "triton", "-m", "triton" if where.rehearse else "gpu"]
-    timed = [*pytest, "--benchmark-only", "--record", str(where.folder / "gpu.json")]
-    timed += (f"--device {'interpreter --deadline 1' if where.rehearse else 'cuda --deadline 160'}").split()
-    widths = "16" if where.rehearse else "64,128"
+    workers = 1 if rehearse else 12 if cores > 14 else max(cores - 2, 2)
+    tests = [*pytest, "--timeout", "75", "--timeout-method", "thread", "--max-worker-restart", "1000", f"-n{workers}"]
+    tests += ["--backends", "triton", "-m", "triton" if rehearse else "gpu"]
+    launches = [*python, str(Path(__file__).resolve()), "launches"]
+    ncu = ["ncu", "--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "raw"]
+    ncu += ["--kernel-name", KERNELS, "--metrics", ",".join(METRICS), "--log-file", str(out / "ncu.csv")]
+    sanitizer = ["compute-sanitizer", "--error-exitcode", "9", *pytest, "-m", "gpu"]
 
-    def figures(name: str, call: int, seconds: int) -> Step:
-        command = [*python, "tools/gpu_figures.py", name, "--out", str(where.figures)]
-        if where.rehearse:
-            seconds *= 5
-            command += ["--rehearse", "--variants", str(where.folder / "variants")]
-        return Step(name, call, seconds, [*command, "--seconds", str(max(seconds - 8, 1))])
+    def benchmark(name: str, call: int, seconds: int, *selected: str) -> Step:
+        device = "interpreter" if rehearse else "cuda"
+        selected = (f"{GROUPS}/test_attention.py", "-k", "decode") if rehearse else selected
+        options = ["--device", device, "--deadline", str(seconds - 15)]
+        command = [*pytest, "--benchmark-only", *options, "--record", str(out / f"{name}.json"), *selected]
+        return Step(name, call, seconds * (5 if rehearse else 1), command)
+
+    def variant(name: str) -> list[Step]:
+        """The tests of a variant of the CUDA C++ kernels, and its times against the default."""
+        site, unsafe = str(SITES / name), ["env", "PYTHONSAFEPATH=1"]
+        path = f"PYTHONPATH={os.pathsep.join([site, environment()['PYTHONPATH']])}"
+        timed = ["-k", "cuda and (test_slow_to_start or test_length and L2048)", f"--base={site}"]
+        return [
+            Step(f"tests of {name}", 1, 40, [*unsafe, path, *tests, "tests/txl_kernels/cuda/test_hopper.py"]),
+            benchmark(f"default against {name}", 1, 40, f"{GROUPS}/test_attention.py", *timed),
+        ]
 
     return [
         Step("card", 1, 10, ["nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm", "--format=csv"]),
-        Step("module", 1, 20, [*python, "tools/gpu_card.py", "built", "0"]),
-        Step("check", 1, 45, [*python, "tools/gpu_kernels.py", "check", "--widths", widths]),
-        Step("tests", 1, 100, [*many, *(TINY_TESTS if where.rehearse else TESTS)]),
-        figures("variants", 1, 110),
-        figures("queries", 1, 40),
-        figures("ncu", 1, 45),
-        Step("models", 2, 80, [*many, *(TINY_TESTS if where.rehearse else MODELS)]),
-        Step("benchmarks", 2, 200, [*timed, *BENCHMARKS]),
-        figures("inkling", 2, 40),
-        figures("conformer", 2, 60),
-        figures("flex", 2, 60),
+        Step("check", 1, 45, [*python, "tools/gpu_kernels.py", "check", "--widths", "16" if rehearse else "64,128"]),
+        Step("tests", 1, 100, [*tests, *(TINY_TESTS if rehearse else TESTS)]),
+        *(step for name in variants() for step in variant(name)),
+        benchmark("decode", 1, 60, f"{GROUPS}/test_attention.py", "-k", "decode"),
+        Step("ncu", 1, 40, [*ncu, *launches]),
+        Step("sanitizer", 1, 60, [*sanitizer, "tests/txl_kernels/cuda/test_hopper.py", "-k", "intervals or dropout"]),
+        Step("models", 2, 60, [*tests, *(TINY_TESTS if rehearse else MODELS)]),
+        benchmark("models' times", 2, 150, f"{GROUPS}/test_evaluation.py", f"{GROUPS}/test_training.py"),
+        benchmark("inkling", 2, 70, f"{GROUPS}/test_inkling.py"),
+        benchmark("layers", 2, 60, f"{GROUPS}/test_integrations.py"),
     ]
 
 
-def environment(where: Where) -> dict[str, str]:
+def variants() -> list[str]:
+    return sorted({x.parent.name for x in (KIT / "variants").glob("*/_cuda*.so")})
+
+
+def environment(rehearse: bool = False) -> dict[str, str]:
     """Return the environment of the steps."""
     folders = [ROOT, ROOT / "tools", ROOT / "tests/support", ROOT / "benchmarks", KIT / "site"]
     found = os.environ | {
@@ -126,15 +123,43 @@ def environment(where: Where) -> dict[str, str]:
         found["TRITON_CACHE_DIR"] = str(KIT / "triton")
     if (KIT / "commit").is_file():
         found["BENCHMARK_COMMIT"] = (KIT / "commit").read_text().strip()
-    return found | ({"TRITON_INTERPRET": "1"} if where.rehearse else {})
+    return found | ({"TRITON_INTERPRET": "1"} if rehearse else {})
 
 
 def install() -> str:
-    """Put the carried modules beside their Python; return what was done."""
-    files = [x for folder in ("variants/today", "native") for x in sorted((KIT / folder).rglob("_*.so"))]
+    """Put the carried modules beside their Python, and make the packages of each variant; return a
+    message."""
+    files = sorted((KIT / "native").glob("_*.so"))
     for file in files:
-        shutil.copy(file, ROOT / "txl_kernels" / file.name)
-    return f"modules: {', '.join(x.name for x in files) or 'none is carried'}"
+        shutil.copy(file, ROOT / "txl_kernels")
+    for name in variants():
+        for package in ("txl", "txl_kernels"):
+            shutil.copytree(ROOT / package, SITES / name / package, dirs_exist_ok=True)
+        for file in (KIT / "variants" / name).glob("_cuda*.so"):
+            shutil.copy(file, SITES / name / "txl_kernels")
+    return (
+        f"modules: {', '.join(x.name for x in files) or 'none is carried'}; variants: {', '.join(variants()) or 'none'}"
+    )
+
+
+def launches() -> None:
+    """Launch the CUDA C++ kernels twice, forward at width 64 and both ways at width 128; only the
+    second time lies in the profiler's range."""
+    import torch
+
+    from harness.case import Shape
+    from harness.machine import Machine
+    from implementations.attention import entry, rel_attention_on
+
+    ours, machine = rel_attention_on("cuda"), Machine("cuda")
+    runs = [entry(ours, machine, Shape(8, 16, 512, 512, width), width == 128).run for width in (64, 128)]
+    for n in range(2):
+        if n:
+            torch.cuda.profiler.start()
+        for run in runs:
+            run()
+        torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
 
 
 def last_line(log: Path) -> str:
@@ -154,7 +179,7 @@ def run(step: Step, seconds: float, log: IO[bytes], env: dict[str, str]) -> str:
         ending = f"exit {process.returncode}"
     except subprocess.TimeoutExpired:
         ending = "at its limit"
-    for sign in (signal.SIGTERM, signal.SIGKILL):  # what it started may outlive it
+    for sign in (signal.SIGTERM, signal.SIGKILL):  # its own processes may outlive it
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, sign)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -173,34 +198,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=330, help="of the whole call, after which nothing is started")
     parser.add_argument("--rehearse", action="store_true", help="tiny shapes on a CPU")
     given = parser.parse_args(arguments)
+    if given.what == ["launches"]:
+        launches()
+        return 0
+    out: Path = given.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
     label = given.what[0] if given.what[0] in ("1", "2") else ""
-    where = Where(given.out.resolve(), label, given.rehearse)
-    where.folder.mkdir(parents=True, exist_ok=True)
-    known = steps(where)
+    known = steps(out, given.rehearse)
     unknown = set(given.what) - {"1", "2", *(x.name for x in known)}
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are 1, 2, {', '.join(x.name for x in known)}")
-    env, bad = environment(where), False
-    with where.lines.open("w") as lines, where.log.open("wb") as log:
+    env, bad, log_file = environment(given.rehearse), False, out / f"call{label}.log"
+    with (out / f"call{label}.txt").open("w") as lines, log_file.open("wb") as log:
 
-        def tell(line: str) -> None:
+        def report(line: str) -> None:
             for file in (lines, sys.stdout):
                 print(line, file=file, flush=True)
 
-        if not where.rehearse:
-            tell(install())
+        if not given.rehearse:
+            report(install())
         for step in known:
             if not {str(step.call), step.name} & set(given.what):
                 continue
             left = given.seconds - (time.monotonic() - begun)
             if left < 5:
-                tell(f"{step.name}: not run, the time is up")
+                report(f"{step.name}: not run, the time is up")
                 bad = True
                 continue
             log.write(f"\n=== {step.name}\n".encode())
             log.flush()
             ending = run(step, min(step.seconds, left), log, env)
-            tell(f"{step.name}: {ending}: {last_line(where.log)}")
+            report(f"{step.name}: {ending}: {last_line(log_file)}")
             bad |= not ending.startswith("exit 0")
     return int(bad)
 

@@ -1,25 +1,31 @@
-"""Contexts in which the `triton` backend accepts CPU tensors as if they were on a GPU. Launches are
-replaced by the caller, or (`on_hopper`) kernels are compiled for sm_90 and not launched."""
+"""Contexts in which the `triton` backend accepts CPU tensors as if they were on a GPU: its calls
+are planned, or also compiled, and nothing is launched."""
 
 import contextlib
-import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
-import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
+from triton.runtime.jit import JITFunction
 
 from txl_kernels.backends import triton as backend
 from txl_kernels.backends.triton import passes, plan
 
+# Takes the place of a launch. Arguments: the kernel's function, the compiled kernel, the grid, and
+# the arguments by name.
+Launch = Callable[[JITFunction, Any, tuple[int, ...], dict[str, Any]], object]
+
 
 @contextlib.contextmanager
 def pretended_gpu(capability: int, multiprocessors: int) -> Iterator[None]:
-    """A context in which launches are planned for a GPU; capability: 80 or 90. Plans are not cached
-    beyond it."""
+    """A context in which launches are planned for a GPU. Plans are not cached beyond it.
+
+    capability: such as 80 or 90.
+    """
     patch = mock.patch.object
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch(backend, "_why_not_device", return_value=None))
@@ -31,56 +37,43 @@ def pretended_gpu(capability: int, multiprocessors: int) -> Iterator[None]:
         yield
 
 
-_DEVICES = itertools.count(1000)  # a new number for each driver, since Triton caches compiled kernels by device
-
-
-def _launch(*arguments: object) -> None:
-    """Replacement of Triton's native launcher; it does nothing."""
-
-
 class _Driver:
-    """A Triton driver for a device of sm_90 that launches nothing."""
+    """The part of a Triton driver that compiles kernels, and makes the launchers of Triton 3.6."""
 
     launcher_cls = nvidia.CudaLauncher
+    utils = SimpleNamespace(
+        # returns module, function, registers, spills, maximum threads
+        load_binary=lambda name, *rest: (1, name, 0, 0, 1024),
+        get_device_properties=lambda device: {"max_shared_mem": 227 * 1024},
+        unload_module=lambda module: None,
+    )
 
-    def __init__(self) -> None:
-        self.device = next(_DEVICES)
-        self.utils = SimpleNamespace(
-            launch=_launch,
-            # returns module, function, registers, spills, maximum threads
-            load_binary=lambda name, *rest: (1, name, 0, 0, 1024),
-            unload_module=lambda module: None,
-            get_device_properties=lambda device: {"max_shared_mem": 227 * 1024},
-            build_signature_metadata=tuple,
-            fill_tma_descriptor=lambda *args: args,  # Triton 3.6
-            fill_tma_descriptor_tiled=lambda *args: args,
-        )
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
 
     def get_current_device(self) -> int:
-        return self.device
+        return 1000 + self.capability  # Triton keeps compiled kernels by device
 
     def get_current_stream(self, device: int) -> int:
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.capability, 32)
 
 
 @contextlib.contextmanager
-def on_hopper() -> Iterator[None]:
-    """A context in which the `triton` backend accepts CPU tensors as if they were on a GPU; kernels
-    are compiled for sm_90 and not launched."""
+def compiling(capability: int, launch: Launch, multiprocessors: int = 132) -> Iterator[None]:
+    """A context as `pretended_gpu`, in which a launch compiles its kernel and calls `launch`
+    instead."""
+    run = JITFunction.run
+
+    def compile_only(function: JITFunction, *, grid: tuple[int, ...], warmup: bool, **arguments: Any) -> None:
+        launch(function, run(function, grid=grid, warmup=True, **arguments), grid, arguments)
+
     patch = mock.patch.object
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(patch(triton.runtime.driver, "_active", _Driver()))
-        if hasattr(nvidia, "compile_module_from_src"):  # Triton 3.6 compiles a launcher for each signature
-            compiled = SimpleNamespace(launch=_launch)
-            stack.enter_context(patch(nvidia, "compile_module_from_src", lambda **source: compiled))
-            stack.enter_context(patch(nvidia, "library_dirs", list))
-        else:
-            stack.enter_context(patch(nvidia, "PyKernelArg", lambda nested_tuple, type: type))
-            stack.enter_context(patch(nvidia, "ARG_KERNEL", "argument"))
-            stack.enter_context(patch(nvidia, "ARG_CONSTEXPR", "constant"))
-        stack.enter_context(patch(torch.Tensor, "zero_", lambda x: x))
-        stack.enter_context(pretended_gpu(90, 132))
+    with (
+        patch(triton.runtime.driver, "_active", _Driver(capability)),
+        patch(JITFunction, "run", compile_only),
+        pretended_gpu(capability, multiprocessors),
+    ):
         yield

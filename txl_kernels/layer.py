@@ -2,7 +2,7 @@
 `RelAttention`, the paper's layer, has sinusoids, their projection and the biases."""
 
 import abc
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,16 +11,6 @@ from txl_kernels.attention_layer import AttentionLayer, Terms
 from txl_kernels.checks import Window, check_integer
 from txl_kernels.composed import Chunk
 from txl_kernels.linear import project
-
-
-class Projections(NamedTuple):
-    """Projections of a layer: q [B, H, L, D], k [B, Hkv, L, D], k_mem [B, Hkv, M, D] or None, and
-    the table r [H, T, D]."""
-
-    q: Tensor
-    k: Tensor
-    k_mem: Tensor | None
-    r: Tensor
 
 
 def sinusoid(distances: Tensor, d_model: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -108,17 +98,6 @@ class SegmentAttention(AttentionLayer):
     def _cache_table(self, max_segment: int, mem_len: int, like: Tensor) -> tuple[Tensor | None, int]:
         r, zero_row = self._table(max_segment, mem_len, like=like)
         return r.contiguous(), zero_row
-
-    def projections(self, x: Tensor, memory: Tensor | None = None) -> Projections:
-        """Return q, k, k_mem and r, of which the scores are made together with `biases`; x, memory
-        and errors as in `forward`."""
-        self._check_input(x)
-        if memory is not None:
-            self._check_memory(memory, x)
-        (q, k, _), k_and_v = self._project(x, memory)
-        k_mem = None if k_and_v is None else k_and_v[0]
-        r, _ = self._table(q.size(2), 0 if k_mem is None else k_mem.size(2), like=x)
-        return Projections(q, k, k_mem, r)
 
 
 class RelAttention(SegmentAttention):

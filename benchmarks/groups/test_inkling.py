@@ -2,6 +2,7 @@
 width 16, and a table of 1,024 distances, beyond which there is no positional term."""
 
 import functools
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,16 +11,21 @@ from torch.nn.functional import scaled_dot_product_attention
 from harness.case import Case, Shape
 from harness.comparison import Comparison, comparisons
 from harness.machine import Machine
-from implementations.ways import Arguments, Random, Way, compared
+from implementations.attention import block_mask, compiled_flex
+from implementations.methods import Arguments, Method, Random, compared
 
 GROUP, WIDTH, EXTENT = 3, 16, 1024  # heads for a head of keys; of position queries; distances with a row
+SMALL = Shape(1, 6, 40, 0, 128)
+WINDOW = 1024
+LONGEST_DENSE = 8192
 
 
-def _arguments(shape: Shape, randn: Random) -> Arguments:
+def _arguments(shape: Shape, randn: Random, window: int | None, **settings: Any) -> Arguments:
     B, H, L, _, D = shape
+    settings["window"] = window and min(window, 3 * L // 4)
     sizes = {"q": (H, D), "k": (H // GROUP, D), "v": (H // GROUP, D), "q_pos": (H, WIDTH)}
     x = {name: randn(B, L, *size).transpose(1, 2) for name, size in sizes.items()}  # as a model's projections lie
-    return x | {"r": randn(1, min(EXTENT, L // 2), WIDTH), "position_scale": 1.0, "outside": "zero"}
+    return x | {"r": randn(1, min(EXTENT, L // 2), WIDTH), "position_scale": 1.0, "outside": "zero"} | settings
 
 
 def _plain(x: Arguments, repeated: bool) -> Tensor:
@@ -36,22 +42,56 @@ def _dense(x: Arguments) -> Tensor:
     d = torch.arange(length, device=x["q"].device)[:, None] - torch.arange(length, device=x["q"].device)
     profile = x["q_pos"] @ x["r"].mT
     bias = profile.gather(3, d.clamp(0, rows - 1).expand(*profile.shape[:2], -1, -1))
-    bias = bias.masked_fill(d >= rows, 0.0).masked_fill(d < 0, -torch.inf)
+    bias = bias.masked_fill(d >= rows, 0.0).masked_fill((d < 0) | (d >= (x["window"] or length)), -torch.inf)
     k, v = (x[name].repeat_interleave(GROUP, 1) for name in ("k", "v"))
     return scaled_dot_product_attention(x["q"], k, v, bias)
 
 
-WAYS = (
-    Way("ours", _arguments, "ours"),
-    Way("SDPA with dense bias", _arguments, "other", _dense),
-    Way("plain SDPA, enable_gqa", _arguments, "baseline", functools.partial(_plain, repeated=False)),
-    Way("plain SDPA, keys repeated", _arguments, "baseline", functools.partial(_plain, repeated=True)),
-)
+def _flex(x: Arguments) -> Tensor:
+    """FlexAttention, which captures each query's positional terms by distance, [B, H, L, rows]."""
+    length, rows = x["q"].size(2), x["r"].size(1)
+    profile = x["q_pos"] @ x["r"].mT
+
+    def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        d = i - j
+        return score + torch.where(d < rows, profile[b, h, i, torch.clamp(d, 0, rows - 1)], 0.0)
+
+    mask = block_mask(length, length, x["q"].device, x["window"] or length)
+    return compiled_flex()(x["q"], x["k"], x["v"], score_mod=score_mod, block_mask=mask, enable_gqa=True)
+
+
+def methods(length: int, window: int | None, on_gpu: bool) -> list[Method]:
+    """List the implementations that can compute a causal call, or one with a window."""
+    arguments = functools.partial(_arguments, window=window)
+    ours = functools.partial(arguments, backend="triton") if on_gpu else arguments
+    found = [Method("ours", ours, "ours")]
+    if length <= LONGEST_DENSE:
+        found.append(Method("SDPA with dense bias", arguments, "other", _dense))
+    if on_gpu:  # on a CPU it has no backward
+        found.append(Method("FlexAttention, captured bias", arguments, "other", _flex))
+    if window is None:
+        found += [
+            Method("plain SDPA, enable_gqa", arguments, "baseline", functools.partial(_plain, repeated=False)),
+            Method("plain SDPA, keys repeated", arguments, "baseline", functools.partial(_plain, repeated=True)),
+        ]
+    return found
 
 
 @comparisons("cpu", "cuda")
 def test_inkling(machine: Machine, full: bool) -> list[Comparison]:
-    shape = Shape(1, 24, 4096 if full or machine.kind == "cuda" else 2048, 0, 128)
+    on_gpu = machine.kind == "cuda"
+    sizes = (
+        [(n, window) for n in (8192, 32768) for window in (None, WINDOW)]
+        if on_gpu
+        else [(4096 if full else 2048, None)]
+    )
     dtypes = dict.fromkeys((machine.dtype, torch.bfloat16))
-    case = Case(shape=shape, note="8 heads of keys, position queries of width 16")
-    return compared("Inkling", machine, case, shape, Shape(1, 6, 40, 0, 128), WAYS, 6, dtypes=dtypes)
+    found = []
+    for length, window in sizes:
+        note = "8 heads of keys, position queries of width 16" + (f", window {window}" if window else "")
+        shape = Shape(1, 24, length, 0, 128)
+        case = Case(shape=shape, note=note)
+        found += compared(
+            "Inkling", machine, case, shape, SMALL, methods(length, window, on_gpu), 3 if on_gpu else 6, dtypes=dtypes
+        )
+    return found

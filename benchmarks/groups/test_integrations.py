@@ -13,13 +13,15 @@ from harness.comparison import Comparison, Implementation, Role, comparisons
 from harness.machine import Machine
 from implementations import peers
 
-WAYS: dict[str, Role] = {peers.ACCELERATED: "ours", peers.ORIGINAL: "other"}
+METHODS: dict[str, Role] = {peers.ACCELERATED: "ours", peers.ORIGINAL: "other"}
 
 
-def _both(entry: Any, *before: Any, after: tuple[Any, ...] = ()) -> list[Implementation]:
+def _both(
+    entry: Any, *before: Any, after: tuple[Any, ...] = (), methods: dict[str, Role] = METHODS
+) -> list[Implementation]:
     """Return the implementations with the original and the accelerated layer, from entry(*before,
-    way, *after)."""
-    return [Implementation(way, functools.partial(entry, *before, way, *after), role) for way, role in WAYS.items()]
+    method, *after)."""
+    return [Implementation(x, functools.partial(entry, *before, x, *after), role) for x, role in methods.items()]
 
 
 def _shape(title: str, length: int) -> Shape:
@@ -37,6 +39,24 @@ def test_layers(machine: Machine, full: bool) -> list[Comparison]:
                 runs = _both(peers.layer_entry, title, after=(length, backward))
                 case = Case(direction=direction, shape=_shape(title, length), model=title)
                 found.append(Comparison("other libraries' layers", case, runs, clock="wall", seconds=3, maximum=40))
+    return found
+
+
+@comparisons("cuda")
+def test_layers_on_gpu(machine: Machine, full: bool) -> list[Comparison]:
+    """Parakeet's layer of the installed transformers, and a layer with rotary positions instead."""
+    found, methods = [], METHODS | {peers.ROTARY: "baseline"}
+    for width in (64, 128):
+        for batch, length in ((16, 250), (16, 1500), (64, 750), (64, 1500)):
+            runs = _both(
+                peers.layer_entry,
+                peers.PARAKEET,
+                after=(length, True, batch, width * peers.HEADS, machine),
+                methods=methods,
+            )
+            shape = Shape(batch, peers.HEADS, length, 0, width)
+            case = Case(direction="forward+backward", shape=shape, model=peers.PARAKEET)
+            found.append(Comparison("other libraries' layers", case, runs, seconds=1, minimum=3))
     return found
 
 

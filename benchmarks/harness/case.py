@@ -8,7 +8,7 @@ SCHEMA = 3  # version of the records' fields, incremented with every change
 Direction = Literal["forward", "forward+backward"]
 DIRECTIONS: tuple[Direction, ...] = ("forward", "forward+backward")
 Row = dict[str, Any]
-MOST_DISTURBED = 1.2  # maximum ratio of a limit's median to its fastest round
+MAX_SLOWDOWN = 1.2  # maximum ratio of a limit's median to its fastest round
 # Speed-up in Table 9 of the paper (per token on one GPU, relative to the vanilla model) by
 # attention length.
 SPEED_UP = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
@@ -25,6 +25,11 @@ class Shape(NamedTuple):
 
     def __str__(self) -> str:
         return f"B{self.B} H{self.H} L{self.L} M{self.M} D{self.D}"
+
+    @property
+    def elements(self) -> int:
+        """The number of elements of the keys, memory included."""
+        return self.B * self.H * (self.M + self.L) * self.D
 
     def product(self) -> float:
         """Floating-point operations of one product over the visible pairs; attention with positions
@@ -106,7 +111,7 @@ def add_shares(rows: list[Row]) -> None:
     limits = [row for row in rows if "limit" in row]
     for row in limits:
         slowed = row["median_ms"] / row["fastest_ms"]
-        if slowed > MOST_DISTURBED:
+        if slowed > MAX_SLOWDOWN:
             row["disturbed"] = slowed
     if disturbed(rows):
         return

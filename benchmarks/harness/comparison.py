@@ -90,6 +90,7 @@ class Comparison:
     """Implementations of one case, those of this package first.
 
     clock: "device", "cold" (device time, with other data in the caches), "wall", or "own".
+    paired: whether all implementations get the same number of rounds.
 
     Raises:
         ValueError: two implementations have the same name.
@@ -102,6 +103,7 @@ class Comparison:
     seconds: float = 4.0
     minimum: int = 4
     maximum: int = 200
+    paired: bool = False
 
     def __post_init__(self) -> None:
         names = [x.name for x in self.implementations]

@@ -17,8 +17,8 @@ def arithmetic(machine: Machine, dtype: torch.dtype = torch.float32) -> Implemen
     name, prepare = "matrix products", functools.partial(_matrix_products, machine)
     if machine.kind == "cpu":
         name, prepare = "FMA peak" if dtype == torch.float32 else "bfloat16 peak", functools.partial(_fma, dtype)
-    said = None if dtype == torch.float32 else str(dtype).removeprefix("torch.")
-    return Implementation(f"limit: {name}", prepare, "limit", dtype=said)
+    label = None if dtype == torch.float32 else str(dtype).removeprefix("torch.")
+    return Implementation(f"limit: {name}", prepare, "limit", dtype=label)
 
 
 def memory(machine: Machine, size: int) -> Implementation:

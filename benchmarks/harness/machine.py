@@ -38,7 +38,7 @@ class Machine:
     def __init__(self, kind: str, brief: bool = False) -> None:
         if kind == "auto":
             kind = "cuda" if torch.cuda.is_available() else "cpu"
-        if kind == "interpreter" and not internals.interpreted():
+        if kind == "interpreter" and os.environ.get("TRITON_INTERPRET") != "1":
             raise ValueError("--device interpreter needs TRITON_INTERPRET=1 in the environment")
         self.kind, self.brief = kind, brief
         self.device = torch.device("cuda" if kind == "cuda" else "cpu")
@@ -51,6 +51,13 @@ class Machine:
     def pick(self, *, cpu: T, cuda: T, interpreter: T) -> T:
         """Return the argument for this kind of machine."""
         return {"cpu": cpu, "cuda": cuda, "interpreter": interpreter}[self.kind]
+
+    def clock(self, name: str, run: Callable[[], Any]) -> Callable[[], float]:
+        """Return a function that runs once and returns seconds; name: a `Comparison`'s clock."""
+        if name == "own":
+            return run
+        timer = getattr(self, "on_device" if name == "device" else name)
+        return lambda: timer(run)
 
     def wall(self, run: Run) -> float:
         """Return the seconds until the result is available, launches included."""
@@ -75,6 +82,18 @@ class Machine:
         if self.kind == "cpu":
             self._evict()
         return self.on_device(run)
+
+    def allocated(self, run: Run) -> dict[str, float]:
+        """Return the peak memory in MiB that a run allocates on a GPU beyond what exists before, or
+        on a CPU {}."""
+        if self.kind != "cuda":
+            return {}
+        self.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        self.synchronize()
+        return {"allocated_mib": (torch.cuda.max_memory_allocated() - before) / 2**20}
 
     def synchronize(self) -> None:
         if self.kind == "cuda":

@@ -40,7 +40,7 @@ class Runner:
         self.rows: dict[str, dict[str, Row]] = {}
         self.times: dict[tuple[str, str], list[float]] = {}
 
-    def of(self, comparison: Comparison) -> dict[str, Row] | None:
+    def rows_of(self, comparison: Comparison) -> dict[str, Row] | None:
         """Return a comparison's rows by implementation; None if the time was up before it."""
         title = comparison.title
         if title not in self.rows:
@@ -60,7 +60,7 @@ class Runner:
         rows: dict[str, Row] = {}
         runs: dict[str, Callable[[], float]] = {}
 
-        def lost(name: str, error: Exception) -> None:
+        def fail(name: str, error: Exception) -> None:
             # As text, because an exception would keep all tensors of its comparison alive.
             status = "unavailable" if isinstance(error, Unavailable) else "failed"
             text = f"{error}" if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
@@ -78,20 +78,21 @@ class Runner:
                 entry = implementation.prepare()
                 if entry.check is not None:
                     entry.check()
-                clock = self._clock(comparison, entry)
+                clock = self.machine.clock(comparison.clock, entry.run)
                 if entry.warm_up and not self.machine.brief:
                     clock()  # raises here if it cannot run at this size
+                    entry.extra |= self.machine.allocated(entry.run)
             except Exception as error:
-                lost(name, error)
+                fail(name, error)
                 continue
             entries[name], runs[name] = entry, clock
         maximum = {
             name: min(comparison.maximum, entry.maximum or comparison.maximum) for name, entry in entries.items()
         }
         seconds, minimum = (0.0, 1) if self.machine.brief else (comparison.seconds, comparison.minimum)
-        times, errors = take_turns(runs, seconds=seconds, minimum=minimum, maximum=maximum) if runs else ({}, {})
+        times, errors = take_turns(runs, seconds=seconds, minimum=minimum, maximum=maximum, paired=comparison.paired)
         for name, failure in errors.items():
-            lost(name, failure)
+            fail(name, failure)
         for name, found in times.items():
             each = [t / entries[name].per for t in found]
             self.times[comparison.title, name] = each
@@ -99,12 +100,6 @@ class Runner:
         whole = {x.name: x.to_json() | rows[x.name] for x in comparison.implementations}
         add_shares(list(whole.values()))
         return whole
-
-    def _clock(self, comparison: Comparison, entry: Entry) -> Callable[[], float]:
-        if comparison.clock == "own":
-            return entry.run
-        clock = getattr(self.machine, "on_device" if comparison.clock == "device" else comparison.clock)
-        return lambda: clock(entry.run)
 
     def to_json(self) -> Row:
         rows = [
@@ -136,14 +131,19 @@ def _rates(entry: Entry, times: list[float]) -> Row:
 
 
 def take_turns(
-    runs: Mapping[str, Callable[[], float]], *, seconds: float, minimum: int, maximum: Mapping[str, int]
+    runs: Mapping[str, Callable[[], float]],
+    *,
+    seconds: float,
+    minimum: int,
+    maximum: Mapping[str, int],
+    paired: bool = False,
 ) -> tuple[dict[str, list[float]], dict[str, Exception]]:
     """Time all runs in interleaved rounds; return the times of each in seconds, and the exceptions
     of those that failed.
 
     Each run gets the same share of `seconds`, but at least `minimum` and at most its `maximum`
-    rounds, so a slow one skips some rounds. Runs must be warmed up before; one that raises is not
-    called again.
+    rounds, so a slow one skips some rounds, unless they are paired. Runs must be warmed up before;
+    one that raises is not called again.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     errors: dict[str, Exception] = {}
@@ -162,6 +162,8 @@ def take_turns(
         cost = once(name)
         share = round(seconds / len(runs) / max(cost, 1e-9))
         rounds[name] = min(maximum[name], max(minimum, share)) - 1
+    if paired:
+        rounds = dict.fromkeys(rounds, min(rounds.values(), default=0))
     total = max(1, *rounds.values()) if rounds else 0
     for turn in range(total):
         for name in runs:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from harness.case import Shape
 from harness.comparison import Entry, Implementation, Role, require
+from harness.internals import prefill_kernels
 from harness.machine import Machine
 from implementations.original import original_bhls, original_qkbh, position_bhls
 from txl_kernels import rel_attention
@@ -19,6 +20,7 @@ Inputs = dict[str, Tensor]
 Compute = Callable[[Inputs], Tensor]
 NAMES = ("q", "k", "v", "r", "content_bias", "position_bias")
 SMALL = Shape(2, 2, 70, 90, 64)
+LONGEST_EAGER_MASK = 8192
 
 
 def make_inputs(shape: Shape, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Inputs:
@@ -95,7 +97,7 @@ def dense_bias_sdpa(x: Inputs) -> Tensor:
 
 
 @functools.cache
-def _flex() -> Callable[..., Tensor]:
+def compiled_flex() -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
     compiler()
@@ -103,11 +105,15 @@ def _flex() -> Callable[..., Tensor]:
 
 
 @functools.cache
-def _block_mask(length: int, keys: int, device: torch.device) -> Any:
-    """Return the causal block mask; it is made once for a shape, as a user would."""
+def block_mask(length: int, keys: int, device: torch.device, window: int) -> Any:
+    """Return the causal block mask of `length` queries at the end of the keys, which see `window`
+    keys; it is made once for a shape, as a user would."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    return create_block_mask(lambda b, h, i, j: j <= keys - length + i, None, None, length, keys, device=device)
+    def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (j <= keys - length + i) & (keys - length + i - j < window)
+
+    return create_block_mask(seen, None, None, length, keys, device=device, _compile=length > LONGEST_EAGER_MASK)
 
 
 def flex(x: Inputs) -> Tensor:
@@ -124,8 +130,14 @@ def flex(x: Inputs) -> Tensor:
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return score + position[b, h, i, torch.clamp(memory_len + i - j, min=0)]
 
-    mask = _block_mask(length, keys, q.device)
-    return _flex()(q + x["content_bias"][:, None], k, x["v_all"], score_mod=score_mod, block_mask=mask)
+    mask = block_mask(length, keys, q.device, keys)
+    return compiled_flex()(q + x["content_bias"][:, None], k, x["v_all"], score_mod=score_mod, block_mask=mask)
+
+
+def prefill(x: Inputs) -> Tensor:
+    """Compute attention by the CUDA C++ prefill kernels, also where the backend takes those of
+    decode."""
+    return prefill_kernels([x[n] for n in (*NAMES, "k_mem", "v_mem")])
 
 
 def plain_sdpa(x: Inputs) -> Tensor:
@@ -154,6 +166,7 @@ EAGER = Attention("the paper's algorithm, [B, H, L, S]", eager_bhls)
 COMPILED = Attention("the paper's algorithm, [B, H, L, S], compiled", compiled_bhls)
 DENSE = Attention("SDPA with dense bias", dense_bias_sdpa)
 FLEX = Attention("FlexAttention, captured bias", flex)
+PREFILL = Attention("rel_attention, cuda, prefill kernels", prefill, "part")
 BASELINE = Attention("baseline: plain SDPA", plain_sdpa, "baseline")
 OTHERS = (ORIGINAL, EAGER, COMPILED, DENSE, FLEX, BASELINE)
 
@@ -212,11 +225,9 @@ def timed(
     """Make an implementation of forward without gradients, or of forward and backward; dtype: None
     for the machine's."""
     prepare = functools.partial(entry, attention, machine, shape, backward, dtype)
-    name, said = attention.name, None
-    if dtype is not None:
-        said = str(dtype).removeprefix("torch.")
-        name = f"{name}, {said}"
-    return Implementation(name, prepare, attention.role, said)
+    label = None if dtype is None else str(dtype).removeprefix("torch.")
+    name = attention.name if label is None else f"{attention.name}, {label}"
+    return Implementation(name, prepare, attention.role, label)
 
 
 def entry(

@@ -5,23 +5,25 @@ The environment variable PEERS names the folder that `make peers` filled.
 
 import copy
 import functools
+import importlib.util
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.comparison import Entry, Unavailable, require
 from harness.machine import Machine
 from implementations import bare_peers, peer_cases
 from implementations.memory import probe
-from implementations.ways import passes
+from implementations.methods import passes
 from txl_kernels.integrations import accelerate
 
 bare_peers.use()
 D_MODEL, HEADS = 512, 8
 BATCHES = {256: 4, 1000: 2, 3000: 1}  # batch size by length
-ACCELERATED, ORIGINAL = "accelerated", "original"
+ACCELERATED, ORIGINAL, ROTARY = "accelerated", "original", "baseline: rotary positions, SDPA"
+PARAKEET = "transformers Parakeet"
 
 
 class Layer(NamedTuple):
@@ -34,7 +36,7 @@ class Layer(NamedTuple):
 LAYERS = {
     "NeMo": Layer("nemo", {}),
     "NeMo, its SDPA flag": Layer("nemo", {"sdpa": True}),
-    "transformers Parakeet": Layer("parakeet", {}),
+    PARAKEET: Layer("parakeet", {}),
     "transformers w2v-BERT, relative_key": Layer("w2v-bert relative_key", {}),
     "ESPnet": Layer("espnet", {}),
     "ESPnet, legacy": Layer("espnet legacy", {}),
@@ -59,60 +61,115 @@ SHORT = tuple(LAYERS)[:7]  # layers that are run without --full
 WITH_MEMORY = ("ding", "rllib")  # causal, with a memory of as many frames as the segment; never padded
 
 
-def _case(title: str, length: int, batch: int, d_model: int, heads: int) -> peer_cases.PeerCase:
+class Rotary(nn.Module):
+    """Attention with rotary positions by SDPA, with a Conformer layer's projections except the one
+    of positions."""
+
+    def __init__(self, heads: int, size: int) -> None:
+        super().__init__()
+        self.heads, width = heads, size // heads
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(size, size, bias=False) for _ in range(4))
+        self.register_buffer("rates", 10000.0 ** -(torch.arange(0, width, 2) / width))
+
+    def forward(self, x: Tensor, keys: Tensor) -> Tensor:
+        """Compute attention of x [B, T, size]; keys: bool [B, T], True for keys that are seen."""
+        q, k, v = (
+            f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        angle = torch.arange(x.size(1), device=x.device)[:, None] * self.rates.float()
+        cos, sin = (f(torch.cat([angle, angle], -1)).to(x.dtype) for f in (torch.cos, torch.sin))
+        q, k = (y * cos + torch.cat([-y.chunk(2, -1)[1], y.chunk(2, -1)[0]], -1) * sin for y in (q, k))
+        out = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=keys[:, None, None])
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+def _case(
+    title: str, length: int, batch: int, d_model: int, heads: int, machine: Machine | None = None
+) -> peer_cases.PeerCase:
+    """Make the case of a layer, on a machine or in float32 on the CPU."""
     layer = LAYERS[title]
     masks, more = ("none", {"memory": length}) if layer.name in WITH_MEMORY else ("right", {})
     sizes = peer_cases.Sizes(d_model, heads, length, batch)
-    case = peer_cases.make(layer.name, masks, sizes=sizes, **layer.options, **more)
-    case.module.eval()
+    device, dtype = (torch.device("cpu"), torch.float32) if machine is None else (machine.device, machine.dtype)
+    with device:
+        case = peer_cases.make(layer.name, masks, sizes=sizes, **layer.options, **more)
+    case.module.to(dtype).eval()
+    case.x = case.x.to(dtype)
     return case
 
 
-def layer_step(title: str, way: str, length: int, backward: bool) -> Callable[[], Tensor]:
-    """Return a function that runs one layer with its projections on a padded batch."""
-    _require_peers()
-    case = _case(title, length, BATCHES[length], D_MODEL, HEADS)
-    if way == ACCELERATED:
-        accelerate(case.module, strict=True)
+def _apply(method: str, case: peer_cases.PeerCase) -> None:
+    """Accelerate the case's module, or replace it by one with rotary positions."""
+    if method == ACCELERATED:
+        accelerate(case.module, strict=True, verify=True)
+    elif method == ROTARY:
+        keys = case.valid
+        case.module = Rotary(HEADS, case.x.size(-1)).to(case.x)
+        case.call = lambda module, x: module(x, keys)
+
+
+def layer_step(
+    title: str,
+    method: str,
+    length: int,
+    backward: bool,
+    batch: int = 0,
+    d_model: int = D_MODEL,
+    machine: Machine | None = None,
+) -> Callable[[], Tensor]:
+    """Return a function that runs one layer with its projections on a padded batch; batch: 0 for
+    that of the length in BATCHES."""
+    _require(title)
+    case = _case(title, length, batch or BATCHES[length], d_model, HEADS, machine)
+    _apply(method, case)
     leaves = case.x.requires_grad_(backward), *(p for p in case.module.parameters() if p.requires_grad)
     return passes(lambda: case.call(case.module, case.x), leaves, backward)
 
 
-def layer_entry(title: str, way: str, length: int, backward: bool) -> Entry:
-    return Entry(layer_step(title, way, length, backward), lambda: check_layer(title, way))
+def layer_entry(
+    title: str,
+    method: str,
+    length: int,
+    backward: bool,
+    batch: int = 0,
+    d_model: int = D_MODEL,
+    machine: Machine | None = None,
+) -> Entry:
+    step = layer_step(title, method, length, backward, batch, d_model, machine)
+    return Entry(step, None if method == ROTARY else lambda: check_layer(title, method, machine))
 
 
-def memory_entry(title: str, way: str, lengths: tuple[int, ...], length: int, machine: Machine) -> Entry:
+def memory_entry(title: str, method: str, lengths: tuple[int, ...], length: int, machine: Machine) -> Entry:
     """Make an entry that measures the peak memory of forward and backward in a separate process."""
-    _require_peers()
-    return probe("peer", f"{way} {title}", lengths, length, machine, functools.partial(check_layer, title, way))
+    _require(title)
+    return probe("peer", f"{method} {title}", lengths, length, machine, functools.partial(check_layer, title, method))
 
 
-def check_layer(title: str, way: str) -> None:
+def check_layer(title: str, method: str, machine: Machine | None = None) -> None:
     """Check the output against the library's own in float64, or in float32 if it cannot run in
     float64."""
-    case = _case(title, 45, 3, 64, 4)
+    case = _case(title, 45, 3, 256, 4, machine)
     if LAYERS[title].name == "speechbrain":  # its softmax is computed in float32
         exact = case.call(case.module, case.x)[case.valid].double()
     else:
         exact = case.call(copy.deepcopy(case.module).double(), case.x.double())[case.valid]
-    if way == ACCELERATED:
-        accelerate(case.module, strict=True)
+    _apply(method, case)
     require(case.call(case.module, case.x)[case.valid], exact, title)
 
 
-def _require_peers() -> None:
-    if not bare_peers.AVAILABLE:
+def _require(title: str) -> None:
+    """Raise Unavailable if the library is not here; transformers may be an installed one."""
+    if not bare_peers.AVAILABLE and not (title == PARAKEET and importlib.util.find_spec("transformers")):
         raise Unavailable("other libraries are not here: `make peers`, and PEERS=.peers in the environment")
 
 
 STEPS = ((70, 1), (70, 14), (256, 16))  # cached and new frames of NeMo's streaming step
 
 
-def stream_entry(way: str, held: int, new: int) -> Entry:
+def stream_entry(method: str, held: int, new: int) -> Entry:
     """Make an entry that runs steps of NeMo's cache-aware attention, each with the cache of the
     previous step."""
-    _require_peers()
+    _require("NeMo")
     case = _case("NeMo", held, 1, D_MODEL, HEADS)
     module: Any = case.module
     module.cache_drop_size = 0
@@ -127,7 +184,7 @@ def stream_entry(way: str, held: int, new: int) -> Entry:
 
     own, after = step(first)
     later = step(after)[0].double()
-    if way == ACCELERATED:
+    if method == ACCELERATED:
         accelerate(module, strict=True, streaming=True)
 
     def run() -> None:
@@ -173,9 +230,9 @@ ENCODERS = {"Parakeet": Encoder(_parakeet, 100, 80), "w2v-BERT 2.0": Encoder(_w2
 LAYERS_OF_ENCODER = 4
 
 
-def encoder_entry(title: str, way: str, seconds: int) -> Entry:
+def encoder_entry(title: str, method: str, seconds: int) -> Entry:
     """Make an entry that runs a whole encoder forward over one recording."""
-    _require_peers()
+    _require(title)
     encoder = ENCODERS[title]
     torch.manual_seed(0)
     model = encoder.make(LAYERS_OF_ENCODER).eval()
@@ -188,6 +245,6 @@ def encoder_entry(title: str, way: str, seconds: int) -> Entry:
 
     short = features[:, :400]
     own = run(short).double()
-    if way == ACCELERATED:
+    if method == ACCELERATED:
         accelerate(model, strict=True)
     return Entry(run, lambda: require(run(short), own, title, 1e-4))

@@ -13,6 +13,13 @@ from typing import Any
 
 from harness.case import SCHEMA, Case, Row, disturbed, sdpa_note
 
+# Groups, and ends of implementations' names, in records until commit bb1b469.
+RENAMED = {"forms": "variants"}
+RENAMED_ENDS = {
+    ", told of lengths": ", with end",
+    ", not told of padding": ", without end",
+    ", not told": ", without end",
+}
 RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -83,7 +90,8 @@ def published() -> list[Path]:
 
 def load(paths: list[Path]) -> list[Device]:
     """Read records; return devices, the one measured last first, each with the newest measurement
-    of every comparison. Runs in the interpreter are left out.
+    of every comparison. Runs in the interpreter are left out, and comparisons of which nothing was
+    available, as without other libraries.
 
     Raises:
         ValueError: a file is not a record, or has another schema version.
@@ -96,9 +104,13 @@ def load(paths: list[Path]) -> list[Device]:
         of_cpu = f"{_generation(about)}, {about['threads']} threads, {about['isa']}" if about["kind"] == "cpu" else ""
         fresh: dict[tuple[str, Case], Measured] = {}
         for row in record["rows"]:
-            key = row["group"], Case.from_json(row["case"])
+            key = RENAMED.get(row["group"], row["group"]), Case.from_json(row["case"])
+            for old, new in RENAMED_ENDS.items():
+                if row["implementation"].endswith(old):
+                    row["implementation"] = row["implementation"].removesuffix(old) + new
             fresh.setdefault(key, Measured(*key, {}, about)).rows[row["implementation"]] = row
-        newest.setdefault(f"{about['device']}{of_cpu}", {}).update(fresh)
+        found = {k: x for k, x in fresh.items() if any(row["status"] != "unavailable" for row in x.rows.values())}
+        newest.setdefault(f"{about['device']}{of_cpu}", {}).update(found)
     devices = [Device(name, list(found.values())) for name, found in newest.items()]
     return sorted(devices, key=lambda device: max(x.about["date"] for x in device.comparisons), reverse=True)
 

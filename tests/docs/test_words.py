@@ -19,13 +19,14 @@ FORBIDDEN = [  # in Markdown, docstrings and comments; what is in backticks is a
     r"hindrances?",
     r"(nobody|somebody|whoever|who) (sees?|watch(es)?|wants?|knows?|needs?|reads?)",
     r"forms beyond",
-    r"\A(Of|What|Whether)",  # of a docstring; predicates may begin with Whether
+    r"\A(Of|And|What|Whether)",  # of a docstring; predicates may begin with Whether
 ]
 PAGES = [
     *(ROOT / "docs").rglob("*.md"),
     *(ROOT / f"{name}.md" for name in ("README", "DESIGN", "CONTRIBUTING", "AGENTS")),
 ]
-FILES = [*PAGES, *(ROOT / "txl").rglob("*.py"), *(ROOT / "txl_kernels").rglob("*.py")]
+CODE = ("txl", "txl_kernels", "benchmarks", "tools", "tests/benchmarks", "tests/tools")
+FILES = [*PAGES, *(path for folder in CODE for path in (ROOT / folder).rglob("*.py"))]
 
 
 def prose(path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Records of benchmarks that nobody ran."""
+"""Made-up records of benchmarks."""
 
 import json
 from pathlib import Path
@@ -12,8 +12,8 @@ SHAPE = {"B": 1, "H": 1, "L": 1, "M": 1, "D": 1}
 
 
 def row(group: str, case: dict[str, Any], name: str, ms: float | None = None, **more: Any) -> dict[str, Any]:
-    """One of a record; ms: None for one that failed. The role is "other" unless `more` says
-    otherwise."""
+    """Make a row of a record; ms: None for a failed one. The role is "other" unless `more` has
+    another."""
     fields = {"group": group, "case": case, "implementation": name, "role": "other"}
     if ms is None:
         return fields | {"status": "failed"} | more
@@ -25,7 +25,7 @@ def ours(group: str, case: dict[str, Any], name: str, ms: float, **more: Any) ->
 
 
 def write(folder: Path, date: str, rows: list[dict[str, Any]], **about: Any) -> Path:
-    """Returns the record's file."""
+    """Write a record; return its file."""
     path = folder / f"{date}.json"
     path.write_text(json.dumps({"about": ABOUT | {"date": date} | about, "rows": rows}))
     return path

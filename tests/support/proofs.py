@@ -13,7 +13,7 @@ RECORD = ROOT / "tests" / "slow_proofs.json"
 PROOFS = ("tests/txl_kernels/cuda/", "tests/txl_kernels/triton/", "tests/tools/ptx/")
 NO_FAULT = "none runs in"  # why a test of planted faults is skipped whose faults are not in the compiled code
 SOURCES = (
-    *PROOFS, "csrc/cuda", "csrc/python", "tests/support", "tools/ptx",
+    *PROOFS, "csrc/cuda", "csrc/python", "tests/support", "tools/ptx", "tools/pretended_gpu.py", "tools/machine_code.py",
     "txl_kernels/backends/cuda.py", "txl_kernels/backends/triton",
 )  # fmt: skip
 

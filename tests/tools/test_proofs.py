@@ -1,4 +1,4 @@
-"""Slow proofs of GPU code are left out where they have passed, and only there."""
+"""The record of slow proofs of GPU code: those that passed with the same sources are skipped."""
 
 import json
 from pathlib import Path
@@ -19,20 +19,20 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "slow_proofs.json"
 
 
-def left_out() -> list[str]:
+def skipped() -> list[str]:
     """Return which of both tests a session would skip."""
-    skipped: list[str] = []
-    items = [SimpleNamespace(nodeid=x, add_marker=lambda mark, x=x: skipped.append(x)) for x in (PROOF, OTHER)]
+    found: list[str] = []
+    items = [SimpleNamespace(nodeid=x, add_marker=lambda mark, x=x: found.append(x)) for x in (PROOF, OTHER)]
     session: Any = proofs.Proofs()
     session.pytest_collection_modifyitems(items)
-    return skipped
+    return found
 
 
 def finish(*outcomes: str, status: int = 0, keyword: str = "", **worker: Any) -> None:
-    """A session in which the proof had these outcomes."""
+    """End a session in which the proof had these outcomes."""
     session: Any = proofs.Proofs()
-    for told in outcomes:
-        outcome, _, reason = told.partition(": ")
+    for given in outcomes:
+        outcome, _, reason = given.partition(": ")
         report = SimpleNamespace(
             nodeid=PROOF, when="call", passed=outcome == "passed", outcome=outcome, longrepr=reason
         )
@@ -41,18 +41,17 @@ def finish(*outcomes: str, status: int = 0, keyword: str = "", **worker: Any) ->
     session.pytest_sessionfinish(SimpleNamespace(config=config), status)
 
 
-def test_what_has_passed_is_left_out_until_something_changes(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert left_out() == []
+def test_proofs_are_skipped_until_something_changes(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert skipped() == []
     finish("passed", "skipped: none runs in sm_80")
     assert json.loads(record.read_text()) == HERE
-    assert left_out() == [PROOF]
-    monkeypatch.setattr(proofs, "present", lambda: HERE | {"triton": "3.9.0"})
-    assert left_out() == []
-    monkeypatch.setattr(proofs, "present", lambda: None)
-    assert left_out() == []
+    assert skipped() == [PROOF]
+    for here in (HERE | {"triton": "3.9.0"}, None):
+        monkeypatch.setattr(proofs, "present", lambda here=here: here)
+        assert skipped() == []
 
 
-def test_what_has_not_passed_is_not_recorded(record: Path) -> None:
+def test_incomplete_sessions_are_not_recorded(record: Path) -> None:
     finish("passed", "failed", status=1)
     finish("passed", "skipped: needs nvcc")
     finish()
@@ -62,13 +61,10 @@ def test_what_has_not_passed_is_not_recorded(record: Path) -> None:
     assert not record.exists()
 
 
-def test_the_hash_is_of_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hash_covers_every_file_and_the_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builds.ROOT", tmp_path)
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "x.cu").write_text("1")
-    seen = {proofs.hash_of([tmp_path / "a"], "3.8.0", [])}
-    (tmp_path / "a" / "y.py").write_text("")
-    seen.add(proofs.hash_of([tmp_path / "a"], "3.8.0", []))
-    (tmp_path / "a" / "x.cu").write_text("2")
-    seen.add(proofs.hash_of([tmp_path / "a"], "3.8.0", []))
-    assert len(seen | {proofs.hash_of([tmp_path / "a"], "3.9.0", [])}) == 4
+    found = set()
+    for name, text in (("x.cu", "1"), ("y.py", ""), ("x.cu", "2")):
+        (tmp_path / name).write_text(text)
+        found.add(proofs.hash_of([tmp_path], "3.8.0", []))
+    assert len(found | {proofs.hash_of([tmp_path], "3.9.0", [])}) == 4

@@ -1,5 +1,5 @@
-"""Compilers that the user names, what is built for tests alone, and sources that cannot be written
-to."""
+"""Building the package: compilers that the user names, units for tests alone, and read-only
+sources."""
 
 import os
 import runpy
@@ -24,8 +24,8 @@ def script(path: Path, text: str) -> Path:
 
 
 def build(folder: Path, cxx: str | None) -> tuple[subprocess.CompletedProcess[str], str | None]:
-    """What `build_ext` printed, and its note on why there is no module; cmake only says what it was
-    given."""
+    """Run `build_ext` with a cmake that only prints its arguments; return the finished process, and
+    the note on why there is no module."""
     script(folder / "bin" / "cmake", 'echo "cmake with [${CXX-unset}]" "$@"')
     environment = dict(os.environ, PATH=f"{folder / 'bin'}:{os.environ['PATH']}", TXL_KERNELS_CUDA="off")
     environment.pop("CXX", None)
@@ -38,15 +38,15 @@ def build(folder: Path, cxx: str | None) -> tuple[subprocess.CompletedProcess[st
 
 
 @pytest.mark.parametrize("cxx", [None, "", "  "])
-def test_no_compiler_named(tmp_path: Path, cxx: str | None) -> None:
+def test_default_compiler(tmp_path: Path, cxx: str | None) -> None:
     done, note = build(tmp_path, cxx)
     assert done.returncode == 0, done.stderr
     assert "cmake with [unset]" in done.stdout
     assert note is None
 
 
-def test_a_compiler_with_an_option_in_a_folder_with_a_space(tmp_path: Path) -> None:
-    """Without an option: .ci/check_wheel."""
+def test_compiler_with_an_option_in_a_folder_with_a_space(tmp_path: Path) -> None:
+    """A compiler without an option is used by .ci/check_wheel."""
     compiler = script(tmp_path / "my tools" / "c++", f'exec {COMPILER} "$@"')
     cxx = f"'{compiler}' -O1"
     done, note = build(tmp_path, cxx)
@@ -63,8 +63,8 @@ def test_a_compiler_with_an_option_in_a_folder_with_a_space(tmp_path: Path) -> N
         ("/nonexistent/c++ -O2", "no C++ compiler found (/nonexistent/c++). Install one"),
     ],
 )
-def test_a_compiler_that_does_not_compile(tmp_path: Path, cxx: str, why: str) -> None:
-    """The install goes on and says in one sentence what is missing."""
+def test_compiler_that_does_not_compile(tmp_path: Path, cxx: str, why: str) -> None:
+    """The package is installed without kernels, and a warning gives the reason."""
     done, note = build(tmp_path, cxx)
     assert done.returncode == 0, done.stderr
     assert "cmake with" not in done.stdout
@@ -74,7 +74,6 @@ def test_a_compiler_that_does_not_compile(tmp_path: Path, cxx: str, why: str) ->
 
 
 def test_windows_installs_without_kernels() -> None:
-    """Whatever compilers there are."""
     with mock.patch("setuptools.setup"):
         compiler_missing = runpy.run_path(str(ROOT / "setup.py"))["compiler_missing"]
     assert compiler_missing() is None
@@ -83,26 +82,25 @@ def test_windows_installs_without_kernels() -> None:
     assert why.startswith("txl_kernels was installed without its C++ kernels: they take GNU vector extensions")
 
 
-def test_a_compiler_that_is_no_command(tmp_path: Path) -> None:
-    done, _ = build(tmp_path, "g++ 'x")
-    assert done.returncode == 1
-    assert done.stderr == "CXX is no command: No closing quotation: g++ 'x\n"
-
-
-def test_emulated_units_are_built_where_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulated_units_are_built_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TXL_KERNELS_EMULATED", "on")
     done, _ = build(tmp_path, None)
     assert "-DTXL_EMULATED=ON" in done.stdout.split()
 
 
-def test_a_setting_of_emulated_units_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TXL_KERNELS_EMULATED", "1")
-    done, _ = build(tmp_path, None)
-    assert done.returncode == 1
-    assert done.stderr == "TXL_KERNELS_EMULATED must be on or off, got '1'\n"
+@pytest.mark.parametrize(("cxx", "emulated", "message"), [
+    ("g++ 'x", "off", "CXX is no command: No closing quotation: g++ 'x\n"),
+    (None, "1", "TXL_KERNELS_EMULATED must be on or off, got '1'\n"),
+], ids=["CXX", "TXL_KERNELS_EMULATED"])  # fmt: skip
+def test_invalid_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cxx: str | None, emulated: str, message: str
+) -> None:
+    monkeypatch.setenv("TXL_KERNELS_EMULATED", emulated)
+    done, _ = build(tmp_path, cxx)
+    assert (done.returncode, done.stderr) == (1, message)
 
 
-def test_a_source_tree_that_cannot_be_written_to(tmp_path: Path) -> None:
+def test_read_only_source_tree(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     for name in ("setup.py", "pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"):
         tree.mkdir(exist_ok=True)
@@ -112,7 +110,7 @@ def test_a_source_tree_that_cannot_be_written_to(tmp_path: Path) -> None:
     before = sorted(tree.rglob("*"))
     for path in (tree, *before):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    # Root may write anywhere, unless it gives that up.
+    # Root may write anywhere without these capabilities dropped.
     without_rights = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", tmp_path, tree]
     environment = dict(os.environ, CXX="/bin/false", TXL_KERNELS_CUDA="off")
@@ -122,5 +120,5 @@ def test_a_source_tree_that_cannot_be_written_to(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {"txl/recipes/laptop.json", "txl_kernels/_native_missing.txt", "txl_kernels/py.typed"} <= set(names)
     assert sorted(tree.rglob("*")) == before
-    for path in (tree, *before):  # for who clears the folder
+    for path in (tree, *before):  # so that pytest can remove the folder
         path.chmod(0o755)

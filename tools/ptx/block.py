@@ -62,16 +62,16 @@ class Block:
         self.mbarriers = MBarriers(self.order, self.shared)
         self.registers: list[np.ndarray | None] = [None] * len(kernel.program.registers)
         # By register: mask [threads] of those whose register an asynchronous product writes
-        # (in_flight) or reads (lent).
+        # (in_flight) or reads (in_use).
         self.in_flight: dict[int, np.ndarray] = {}
-        self.lent: dict[int, np.ndarray] = {}
+        self.in_use: dict[int, np.ndarray] = {}
         # By register that products use: mask [threads] of those that wrote it after their last
         # wgmma.fence.
         self.unfenced = {slot: np.ones(threads, bool) for slot in kernel.product_slots}
         self.copies: Any = None  # state of cp.async, made by the first such instruction
         self.reductions: list[Any] = []  # cp.reduce.async.bulk, not waited for
         self.products: Any = None  # state of wgmma
-        self.refused: dict[int, np.ndarray] = {}  # by wait for an mbarrier: mask of threads whose last test failed
+        self.failed_test: dict[int, np.ndarray] = {}  # by wait for an mbarrier: mask of threads whose last test failed
         g = launch.grid
         number = (index[2] * g[1] + index[1]) * g[0] + index[0]
         self.thread_number = number * threads + np.arange(threads, dtype=np.int64) + 1  # index in the launch, from 1 on
@@ -95,14 +95,14 @@ class Block:
             x = _without_value(self.threads, RAW[register.bits])
         if self.in_flight and slot in self.in_flight and self.in_flight[slot][lanes.at].any():
             raise Fault("the result of an asynchronous product is used before it was waited for")
-        if self.launch.strict and slot in self.lent and self.lent[slot][lanes.at].any():
+        if self.launch.strict and slot in self.in_use and self.in_use[slot][lanes.at].any():
             raise Fault("a register is read that an asynchronous product still reads")
         return x[lanes.at]
 
     def put(self, slot: int, x: np.ndarray, lanes: Lanes) -> None:
         if self.in_flight and slot in self.in_flight and self.in_flight[slot][lanes.at].any():
             raise Fault("the result of an asynchronous product is overwritten before it was waited for")
-        if self.lent and slot in self.lent and self.lent[slot][lanes.at].any():
+        if self.in_use and slot in self.in_use and self.in_use[slot][lanes.at].any():
             raise Fault("a register is overwritten that an asynchronous product still reads")
         if slot in self.unfenced:
             self.unfenced[slot][lanes.at] = True
@@ -125,14 +125,14 @@ class Block:
         try:
             with np.errstate(all="ignore"):
                 Schedule(self).run()
-            self._nothing_under_way()
+            self._check_nothing_is_pending()
         except (Fault, NotModelled) as error:
             where = f"{self.kernel.program.name}, block {self.index}"
             at = f"line {self.now.line}: {self.now.text}" if self.now else "its end"
             raise type(error)(f"{error} ({where}, {at})") from None
 
-    def _nothing_under_way(self) -> None:
-        if self.copies is not None and self.copies.under_way():
+    def _check_nothing_is_pending(self) -> None:
+        if self.copies is not None and self.copies.pending():
             raise Fault("a block ends with asynchronous copies under way")
         if self.reductions:
             raise Fault("a block ends with reductions that still read shared memory")

@@ -10,18 +10,11 @@ from ptx.parse import Program
 
 BANKS, BANK = 32, 4
 SECTOR = 32
-_CLASSES = (
-    ("tensor", ("mma", "wgmma.mma_async")),
-    ("exponentials", ("ex2",)),
-    ("other special functions", ("lg2", "rcp", "sqrt", "rsqrt", "div", "sin", "cos", "tanh")),
-    ("barriers", ("bar.sync", "barrier")),
-    ("waits", ("mbarrier.try_wait", "cp.async.wait", "wgmma.wait_group")),
-    ("shared", ("ld.shared", "st.shared", "ldmatrix", "stmatrix")),
-    ("global", ("ld.global", "st.global", "red", "atom", "cp.async")),
-    ("shuffles", ("shfl", "redux", "vote", "elect")),
-    ("conversions", ("cvt",)),
-    ("float32", ("fma", "add.f", "add.rn", "mul.f", "mul.rn", "sub.f", "max.f", "min.f", "neg.f", "abs.f", "sub.rn")),
-)
+CLASSES = {  # the beginnings of instructions' names
+    "exponentials": ("ex2",),
+    "barriers": ("bar.sync", "barrier"),
+    "waits": ("mbarrier.try_wait", "cp.async.wait", "wgmma.wait_group"),
+}
 
 
 class Counts:
@@ -29,7 +22,7 @@ class Counts:
 
     Attributes:
         issues: number of times a warp issued it.
-        wavefronts, least: 128-byte cycles of shared memory that it took, and the number without
+        wavefronts, minimum: 128-byte cycles of shared memory that it took, and the number without
             bank conflicts.
         sectors: 32-byte sectors that it moved from or to global memory.
         tensor_macs: multiply-adds of matrix products. unit_bytes: bytes of shared memory that
@@ -80,26 +73,13 @@ class Counts:
         self.unit_bytes += size
 
     def by_class(self) -> Counter[str]:
-        """Return the issues by class of instruction, with totals."""
-        found: Counter[str] = Counter()
-        for instruction, n in zip(self.program.code, self.issues, strict=True):
-            if n:
-                found[class_of(instruction.op)] += int(n)
+        """Return the issues of each of CLASSES, and totals."""
+        found = Counter({
+            name: int(sum(n for x, n in zip(self.program.code, self.issues, strict=True) if x.op.startswith(starts)))
+            for name, starts in CLASSES.items()
+        })  # fmt: skip
         found["issues"] = int(self.issues.sum())
-        found["wavefronts"], found["least wavefronts"] = int(self.wavefronts.sum()), int(self.minimum.sum())
+        found["wavefronts"], found["minimum wavefronts"] = int(self.wavefronts.sum()), int(self.minimum.sum())
         found["sectors"], found["tensor macs"] = int(self.sectors.sum()), self.tensor_macs
         found["unit bytes"] = self.unit_bytes
         return found
-
-    def conflicts(self) -> list[tuple[int, str]]:
-        """Return (wavefronts beyond the minimum, instruction), the largest first."""
-        extra = self.wavefronts - self.minimum
-        return [(int(extra[n]), self.program.code[n].text) for n in np.argsort(-extra) if extra[n] > 0]
-
-
-def class_of(op: str) -> str:
-    """Return the class of an instruction."""
-    for name, starts in _CLASSES:
-        if op.startswith(starts):
-            return name
-    return "integer and control"

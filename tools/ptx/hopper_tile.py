@@ -1,9 +1,11 @@
-"""Cost of one more tile of 64 queries and 64 keys in each Hopper kernel of csrc/cuda.
+"""Cost of one more tile of 64 queries and 64 keys in each Hopper kernel of csrc/cuda, to rank
+variants of them.
 
     PYTHONPATH=tools:tests/support python -m ptx.hopper_tile
 
-nvcc compiles the kernels; their host code is built as in the tests. A program is one warpgroup of
-the single block that a multiprocessor runs.
+nvcc compiles the kernels; their host code is built as in the tests. The costs are differences
+between two calls that differ by some tiles and nothing else. docs/kernels-hopper.md explains the
+columns.
 """
 
 import contextlib
@@ -14,10 +16,11 @@ from unittest import mock
 import torch
 from cuda_ptx import PtxModule, compiled_ptx, ptx_module
 
-from ptx.tile import HEAD, Cost, difference, row
 from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
 
+TILE = 64  # queries and keys
+WARPS = 4  # of a warpgroup
 GROUPS = {  # consumer warpgroups of a block, by width and kernel
     64: {"forward": 3, "backward_queries": 2, "backward_keys": 2},
     128: {"forward": 2, "backward_queries": 1, "backward_keys": 1},
@@ -25,6 +28,9 @@ GROUPS = {  # consumer warpgroups of a block, by width and kernel
 # (queries, memory) of two calls with the same number of programs, and the number of tiles by which
 # they differ.
 MORE_KEYS, MORE_QUERIES = ((128, 128), (128, 640), 16), ((128, 384), (384, 128), 32)
+HEAD = """| kernel | products | instructions | exponentials | barriers | waits | wavefronts | conflicts | by units, KiB | \
+sectors | programs |
+|---|---|---|---|---|---|---|---|---|---|---|"""
 
 
 def counted(module: PtxModule, queries: int, memory: int, width: int) -> dict[str, Counter[str]]:
@@ -47,8 +53,8 @@ def counted(module: PtxModule, queries: int, memory: int, width: int) -> dict[st
     }
 
 
-def per_tile(module: PtxModule, width: int) -> dict[str, Cost]:
-    """Return the cost of one more tile by kernel."""
+def per_tile(module: PtxModule, width: int) -> dict[str, Counter[str]]:
+    """Return the counts of one more tile by kernel."""
     found = {}
     for (short, long, tiles), names in (
         (MORE_KEYS, ("forward", "backward_queries")),
@@ -56,8 +62,17 @@ def per_tile(module: PtxModule, width: int) -> dict[str, Cost]:
     ):
         less, more = (counted(module, *shape, width) for shape in (short, long))
         for name in names:
-            found[name] = Cost(difference(less[name], more[name], tiles), 4, GROUPS[width][name])
+            found[name] = Counter({key: round((n - less[name][key]) / tiles) for key, n in more[name].items()})
     return found
+
+
+def row(name: str, width: int, counts: Counter[str]) -> str:
+    """Format a row of the table under HEAD."""
+    start = f"| {width}: {name} | {counts['tensor macs'] / (TILE * TILE * width):.3g} | "
+    cells = [counts["issues"], counts["exponentials"], counts["barriers"] / WARPS, counts["waits"] / WARPS]
+    cells += [counts["wavefronts"], counts["wavefronts"] - counts["minimum wavefronts"], counts["unit bytes"] / 1024]
+    cells += [counts["sectors"], GROUPS[width][name]]
+    return start + " | ".join(f"{x:,.0f}" for x in cells) + " |"
 
 
 @contextlib.contextmanager
@@ -80,8 +95,8 @@ def main() -> None:
     print(HEAD)
     with module_of() as module:
         for width in GROUPS:
-            for name, cost in per_tile(module, width).items():
-                print(row(name, width, cost), flush=True)
+            for name, counts in per_tile(module, width).items():
+                print(row(name, width, counts), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from ptx.faults import Fault
 from ptx.lanes import WARP
 from ptx.order import Order
 
-NOBODY, COLLECTIVE, UNIT = -1, -2, -3  # in place of a thread's index: never written, a whole warp, an asynchronous unit
+# In place of a thread's index: never written, a whole warp, an asynchronous unit.
+UNWRITTEN, COLLECTIVE, UNIT = -1, -2, -3
 POISON = 0xFF  # NaN in every floating-point type
 FIRST = 1024  # first address, as from sm_90 on, where the system uses the bytes before it
 
@@ -29,13 +30,13 @@ class SharedMemory:
         cells = -(-(FIRST + size) // cell)
         self.end, self.order, self.cell, self.counts = FIRST + size, order, cell, counts
         self.bytes = np.full(cells * cell, POISON, np.uint8)
-        self.writer = np.full(cells, NOBODY, np.int32)
+        self.writer = np.full(cells, UNWRITTEN, np.int32)
         self.write_agent = np.zeros(cells, np.int32)
         self.write_clock = np.zeros(cells, np.int64)
-        self.reader = np.full((cells, order.warps), NOBODY, np.int32)
+        self.reader = np.full((cells, order.warps), UNWRITTEN, np.int32)
         self.read_clock = np.zeros((cells, order.warps), np.int64)
         self.landing = np.zeros(cells, bool)  # an asynchronous copy is writing it
-        self.lent = np.zeros(cells, np.int32)  # number of asynchronous products that read it
+        self.in_use = np.zeros(cells, np.int32)  # number of asynchronous products that read it
         self.copies_need_fence = copies_need_fence
         self.copied = np.zeros(cells, bool)  # last written by cp.async
         self.reserved = np.zeros(cells, bool)  # part of an mbarrier
@@ -77,7 +78,7 @@ class SharedMemory:
             if later.any():
                 n, _, warp = (int(x[0]) for x in np.nonzero(later))
                 raise Fault(f"race: thread {ids[n]} writes what warp {warp} has read, not ordered before")
-        if self.lent[cells].any():
+        if self.in_use[cells].any():
             raise Fault("shared memory is written that asynchronous products still read")
 
     def read(self, address: np.ndarray, width: int, ids: np.ndarray, collective: bool = False) -> np.ndarray:
@@ -145,7 +146,7 @@ class SharedMemory:
             by_unit |= self.copied[cells]
         fenced = self.order.fenced[thread, agent] >= clock
         fenced |= (self.writer[cells] == thread) & (self.order.own_fenced[thread] >= clock)
-        known = np.where(by_unit, self.order.seen[thread, agent] >= clock, fenced | (self.writer[cells] == NOBODY))
+        known = np.where(by_unit, self.order.seen[thread, agent] >= clock, fenced | (self.writer[cells] == UNWRITTEN))
         if not known.all():
             writer = self.writer[cells][~known][0]
             raise Fault(
@@ -185,12 +186,12 @@ class SharedMemory:
         cells = self._cells_at(places, "a product reads")
         for thread in threads:
             self._for_units(cells, int(thread))
-        self.lent[cells] += 1
+        self.in_use[cells] += 1
         return cells
 
     def take_back(self, cells: np.ndarray, warps: np.ndarray) -> None:
         """Record that a product has ended, as a read by its warps."""
-        self.lent[cells] -= 1
+        self.in_use[cells] -= 1
         self.read_clock[cells[:, None], warps] = self.order.clock[warps]
         self.reader[cells[:, None], warps] = COLLECTIVE
 
@@ -221,4 +222,4 @@ def swizzled(at: np.ndarray, row: int) -> np.ndarray:
 
 
 def _who(writer: int) -> str:
-    return {NOBODY: "nobody", UNIT: "an asynchronous copy"}.get(int(writer), f"thread {writer}")
+    return {UNWRITTEN: "no thread", UNIT: "an asynchronous copy"}.get(int(writer), f"thread {writer}")

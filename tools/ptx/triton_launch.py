@@ -8,19 +8,14 @@ with executed(90):
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
-from unittest import mock
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)  # kernels are not compiled if it is set
 
 import numpy as np
 import torch
-
-os.environ.pop("TRITON_INTERPRET", None)  # kernels are not compiled if it is set
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
-
 import triton
-from pretended_gpu import pretended_gpu
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from pretended_gpu import compiling
 from triton.runtime.jit import JITFunction
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -32,7 +27,6 @@ from ptx.global_memory import GlobalMemory
 from ptx.instructions.tensor_copies import TensorMap
 from ptx.parse import parse
 
-_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32", torch.int64: "i64"}
 # Older versions emit products of data copied by cp.async without a fence.proxy.async, as CUTLASS
 # does, overwrite registers that a product still reads, and write a product's factor after its
 # wgmma.fence, where ptxas inserts another one (its remark C7519).
@@ -41,46 +35,26 @@ Change = Callable[[str, str], str]  # maps (kernel name, PTX) to PTX
 
 
 class Executor:
-    """Runs launches for one architecture.
+    """Runs launches.
 
     change: modifies a kernel's PTX, to plant a fault. counting: whether to fill `counts`.
 
     Attributes:
         counts: counts of each kernel, summed over its launches.
-        kernels: decoded kernels by name and compilation key.
-        compiled: Triton's last compilation of each kernel, by name.
     """
 
-    _compiled: ClassVar[dict[Any, Any]] = {}  # shared by all executors, since compilation takes longest
-
-    def __init__(self, capability: int, change: Change | None = None, counting: bool = False) -> None:
-        self.capability, self.change, self.counting = capability, change, counting
+    def __init__(self, change: Change | None = None, counting: bool = False) -> None:
+        self.change, self.counting = change, counting
         self.counts: dict[str, Counts] = {}
-        self.kernels: dict[Any, Kernel] = {}
-        self.compiled: dict[str, Any] = {}
+        self._kernels: dict[str, Kernel] = {}  # by the compilation's hash
 
-    def launch(self, function: JITFunction, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
-        """Replacement of JITFunction.run. It returns None, so that no launch is cached and later
-        ones come here too."""
-        names = [p.name for p in function.params]
-        values = dict(zip(names, args, strict=False)) | {k: v for k, v in named.items() if k in names}
-        options = {k: v for k, v in named.items() if k not in names}
-        signature, constants, attributes, given = _specialise(function, values)
-        key = (
-            self.capability, function.fn.__name__, tuple(signature.items()), tuple(constants.items()),
-            tuple((k, str(v)) for k, v in attributes.items()), tuple(sorted(options.items())),
-        )  # fmt: skip
-        if key not in self._compiled:
-            source = ASTSource(function, signature, constants, attributes)
-            target = GPUTarget("cuda", self.capability, 32)
-            self._compiled[key] = triton.compile(source, target=target, options=options)
-        compiled = self.compiled[function.fn.__name__] = self._compiled[key]
-        if key not in self.kernels:
+    def launch(self, function: JITFunction, compiled: Any, grid: tuple[int, ...], arguments: dict[str, Any]) -> None:
+        name = function.fn.__name__
+        if compiled.hash not in self._kernels:
             ptx = compiled.asm["ptx"]
-            if self.change is not None:
-                ptx = self.change(function.fn.__name__, ptx)
-            self.kernels[key] = Kernel(parse(ptx))
-        self._run(function.fn.__name__, self.kernels[key], compiled.metadata, given, tuple(grid))
+            self._kernels[compiled.hash] = Kernel(parse(ptx if self.change is None else self.change(name, ptx)))
+        given = [arguments[n] for n, kind in compiled.src.signature.items() if kind != "constexpr"]
+        self._run(name, self._kernels[compiled.hash], compiled.metadata, given, grid)
 
     def _run(self, name: str, kernel: Kernel, metadata: Any, given: list[Any], grid: tuple[int, ...]) -> None:
         memory, maps = GlobalMemory(), {}
@@ -120,41 +94,6 @@ class Executor:
         launch.run()
 
 
-def _specialise(function: JITFunction, values: dict[str, Any]) -> tuple[dict[str, Any], Any, Any, list[Any]]:
-    """Specialize arguments as a call on a device would; return (signature, constants, attributes,
-    arguments passed)."""
-    signature: dict[str, Any] = {}
-    constants, attributes, given = {}, {}, []
-    for n, parameter in enumerate(function.params):
-        value = values[parameter.name]
-        divisible = [["tt.divisibility", 16]]
-        if parameter.is_constexpr or value is None:
-            signature[parameter.name], constants[(n,)] = "constexpr", value
-            continue
-        if isinstance(value, torch.Tensor):
-            signature[parameter.name] = "*" + _NAMES[value.dtype]
-            if value.data_ptr() % 16 == 0:
-                attributes[(n,)] = divisible
-        elif isinstance(value, bool):
-            signature[parameter.name] = "i1"
-        elif isinstance(value, int):
-            if value == 1 and not parameter.do_not_specialize:
-                signature[parameter.name], constants[(n,)] = "constexpr", 1
-                continue
-            signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            if value % 16 == 0 and not parameter.do_not_specialize:
-                attributes[(n,)] = divisible
-        elif isinstance(value, float):
-            signature[parameter.name] = "fp32"
-        elif isinstance(value, TensorDescriptor):
-            box = ",".join(map(str, value.block_shape))
-            signature[parameter.name] = f"tensordesc<{_NAMES[value.base.dtype]}[{box}]>"
-        else:
-            raise NotModelled(f"{parameter.name} is a {type(value).__name__}")
-        given.append(value)
-    return signature, constants, attributes, given
-
-
 def _tensor_map(x: TensorDescriptor, meta: dict[str, Any]) -> TensorMap:
     shape, strides = (tuple(int(n) for n in y) for y in (x.shape, x.strides))
     return TensorMap(
@@ -169,7 +108,6 @@ def executed(capability: int, multiprocessors: int = 4, **settings: Any) -> Iter
 
     settings: arguments of `Executor`.
     """
-    executor = Executor(capability, **settings)
-    launch = mock.patch.object(JITFunction, "run", lambda f, *a, **k: executor.launch(f, *a, **k))
-    with launch, pretended_gpu(capability, multiprocessors):
+    executor = Executor(**settings)
+    with compiling(capability, executor.launch, multiprocessors):
         yield executor

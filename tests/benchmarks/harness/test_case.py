@@ -1,4 +1,4 @@
-"""Cases travel through records as fields, and their titles say all of them."""
+"""Cases as JSON and as titles; shares of the machine's limits."""
 
 import json
 
@@ -16,12 +16,12 @@ CASES = {
 
 
 @pytest.mark.parametrize(("title", "case"), CASES.items())
-def test_there_and_back(title: str, case: Case) -> None:
+def test_json_and_title(title: str, case: Case) -> None:
     assert Case.from_json(json.loads(json.dumps(case.to_json()))) == case
     assert str(case) == title
 
 
-def test_a_share_is_of_the_peak_of_its_dtype() -> None:
+def test_shares_of_the_peak_of_the_same_dtype() -> None:
     rows = [
         {"gflops": 30.0, "gb_per_s": 4.0},
         {"gflops": 30.0, "dtype": "float32"},

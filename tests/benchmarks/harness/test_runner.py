@@ -1,6 +1,7 @@
-"""Who fails gets no time and stops nobody; disturbed limits give no shares; records say it all."""
+"""Failures, which leave the other implementations' times; disturbed limits; rounds; records."""
 
 import functools
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -13,14 +14,16 @@ import pytest
 import harness.runner
 from harness.case import Case, disturbed
 from harness.comparison import Comparison, Entry, Implementation, Unavailable
+from harness.machine import Machine
 from harness.runner import Runner, take_turns
 from report.records import load
 
 
 class FakeMachine:
-    """As little of a machine as a comparison needs."""
+    """The part of a machine that a comparison needs."""
 
     kind, brief = "cpu", False
+    clock, allocated = Machine.clock, Machine.allocated
 
     def about(self) -> dict[str, Any]:
         return {"date": "2000-01-01", "kind": "cpu", "device": "A processor", "threads": 2, "isa": "avx2"}
@@ -36,7 +39,7 @@ class FakeMachine:
         pass
 
 
-def test_who_fails_gets_no_time_and_stops_nobody(tmp_path: Path) -> None:
+def test_failed_implementation_gets_no_time(tmp_path: Path) -> None:
     def raises(error: Exception) -> Any:
         raise error
 
@@ -56,7 +59,7 @@ def test_who_fails_gets_no_time_and_stops_nobody(tmp_path: Path) -> None:
     }
     implementations = [Implementation(name, prepare) for name, prepare in prepared.items()]
     runner = Runner(FakeMachine(), tmp_path / "record.json", float("inf"))  # type: ignore[arg-type]
-    rows = runner.of(Comparison("group", Case(), implementations, seconds=0, minimum=5))
+    rows = runner.rows_of(Comparison("group", Case(), implementations, seconds=0, minimum=5))
     assert rows is not None
     assert list(rows) == list(prepared)
     assert rows["right"]["median_ms"] == 250
@@ -75,9 +78,9 @@ def test_who_fails_gets_no_time_and_stops_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("slow", "other_work"), [(0.29, False), (0.31, True)])
-def test_a_disturbed_limit_gives_no_shares(slow: float, other_work: bool) -> None:
-    """Of the limit's rounds most take `slow` seconds, the fastest 0.25: up to 1.2 times is no
-    sign."""
+def test_disturbed_limit_gives_no_shares(slow: float, other_work: bool) -> None:
+    """Most of the limit's rounds take `slow` seconds, the fastest 0.25: up to 1.2 times as long is
+    accepted."""
     limit = iter([0.25, slow, slow, slow])
     runs = [
         Implementation("ours", lambda: Entry(lambda: 0.5, operations=1e9, warm_up=False), "ours"),
@@ -87,7 +90,7 @@ def test_a_disturbed_limit_gives_no_shares(slow: float, other_work: bool) -> Non
         ),
     ]  # fmt: skip
     runner = Runner(FakeMachine(), None, float("inf"))  # type: ignore[arg-type]
-    rows = runner.of(Comparison("group", Case(), runs, clock="own", seconds=0, minimum=4))
+    rows = runner.rows_of(Comparison("group", Case(), runs, clock="own", seconds=0, minimum=4))
     assert rows is not None
     assert ("disturbed" in rows["limit"]) == other_work
     assert ("share_of_operations" in rows["ours"]) != other_work
@@ -96,17 +99,17 @@ def test_a_disturbed_limit_gives_no_shares(slow: float, other_work: bool) -> Non
 
 def test_deadline() -> None:
     runner = Runner(FakeMachine(), None, time.monotonic() - 1)  # type: ignore[arg-type]
-    assert runner.of(Comparison("group", Case(), [Implementation("a", lambda: Entry(lambda: None))])) is None
+    assert runner.rows_of(Comparison("group", Case(), [Implementation("a", lambda: Entry(lambda: None))])) is None
     assert not runner.rows
 
 
-def test_two_of_one_name_are_refused() -> None:
+def test_equal_names_are_refused() -> None:
     twice = [Implementation("a", lambda: Entry(lambda: None))] * 2
     with pytest.raises(ValueError, match="group, : implementations need different names"):
         Comparison("group", Case(), twice)
 
 
-def test_equal_shares_of_the_time_spread_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_are_spread_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     now = 0.0
     monkeypatch.setattr(harness.runner, "time", SimpleNamespace(perf_counter=lambda: now))
@@ -123,15 +126,12 @@ def test_equal_shares_of_the_time_spread_evenly(monkeypatch: pytest.MonkeyPatch)
     assert times["slow"] == [0.02] * len(times["slow"])
     assert len(times["slow"]) == 10
     assert len(times["fast"]) == 50
-    gaps = [b - a for a, b in zip(_places(order, "slow"), _places(order, "slow")[1:], strict=False)][1:]
+    gaps = [b - a for a, b in itertools.pairwise(n for n, x in enumerate(order) if x == "slow")][1:]
     assert max(gaps) <= 2 * min(gaps)  # after the first round, which measures what each costs
 
 
-def _places(order: list[str], name: str) -> list[int]:
-    return [n for n, x in enumerate(order) if x == name]
-
-
-def test_least_and_most() -> None:
+@pytest.mark.parametrize(("paired", "rounds"), [(False, 4), (True, 2)])
+def test_minimum_and_maximum(paired: bool, rounds: int) -> None:
     runs = {"a": lambda: 1.0, "b": lambda: 2.0}
-    times, _ = take_turns(runs, seconds=0, minimum=4, maximum={"a": 10, "b": 2})
-    assert times == {"a": [1.0] * 4, "b": [2.0] * 2}
+    times, _ = take_turns(runs, seconds=0, minimum=4, maximum={"a": 10, "b": 2}, paired=paired)
+    assert times == {"a": [1.0] * rounds, "b": [2.0] * 2}

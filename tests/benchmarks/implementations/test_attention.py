@@ -1,4 +1,4 @@
-"""Attention that computes something else is refused, and what is compared with ours is right."""
+"""Checks of attention: wrong values and gradients are found, other implementations are right."""
 
 import pytest
 import torch
@@ -12,13 +12,13 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("factor", [1.001, torch.nan])
 @pytest.mark.parametrize("backward", [False, True])
-def test_wrong_values_are_refused(factor: float, backward: bool) -> None:
+def test_wrong_values_fail_the_check(factor: float, backward: bool) -> None:
     with pytest.raises(AssertionError, match="out is wrong"):
         check(lambda x: fused(x, "reference") * factor, backward, torch.float32, CPU)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "r", "content_bias", "position_bias", "k_mem", "v_mem"])
-def test_a_wrong_gradient_is_refused(name: str) -> None:
+def test_wrong_gradient_fails_the_check(name: str) -> None:
     def wrong(x: Inputs) -> Tensor:
         # The same value with 1.01 times the gradient.
         return fused(x | {name: x[name] * 1.01 - 0.01 * x[name].detach()}, "reference")
@@ -30,7 +30,7 @@ def test_a_wrong_gradient_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("attention", [x for x in OTHERS if x not in (BASELINE, FLEX)], ids=lambda x: x.name)
-def test_the_others_are_right(attention: Attention, dtype: torch.dtype) -> None:
+def test_other_implementations_are_right(attention: Attention, dtype: torch.dtype) -> None:
     if attention.name.endswith("compiled") and dtype is torch.bfloat16:
         pytest.skip("compiling takes longer than all others; the algorithm itself is checked in both dtypes")
     check(attention.compute, True, dtype, CPU)
@@ -40,7 +40,7 @@ def wrong_for_one_query(x: Inputs) -> Tensor:
     return fused(x) * (1.001 if x["q"].size(2) == 1 else 1.0)
 
 
-def test_the_check_takes_the_path_that_is_timed() -> None:
+def test_check_runs_the_kernels_that_are_timed() -> None:
     decode = Shape(1, 8, 1, 3800, 64)
     check(wrong_for_one_query, False, torch.float32, CPU)
     check(fused, False, torch.float32, CPU, decode)

@@ -1,4 +1,4 @@
-"""Whole models that compute something else are refused, and those that are compared are right."""
+"""Checks of whole models: wrong models are found, those that are compared are right."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_models_are_right(dtype: torch.dtype) -> None:
+def test_models_are_right(dtype: torch.dtype) -> None:
     for algorithm, (_, _, make) in EVALUATORS.items():
         try:
             check_evaluator(make, dtype, CPU)
@@ -37,7 +37,7 @@ def test_the_models_are_right(dtype: torch.dtype) -> None:
         check_vanilla(algorithm, dtype, CPU)
 
 
-def test_wrong_models_are_refused() -> None:
+def test_wrong_models_fail_the_check() -> None:
     class Forgetful(CachedEvaluator):
         def __call__(self, tokens: Tensor) -> Tensor:
             self.reset()
@@ -54,7 +54,7 @@ def test_wrong_models_are_refused() -> None:
         )
 
 
-def test_a_wrong_training_step_is_refused() -> None:
+def test_wrong_training_step_fails_the_check() -> None:
     def without_memory(model: TransformerXL, batch: int) -> Trained:
         return model, lambda tokens: model(tokens)[0]
 
@@ -67,8 +67,8 @@ def test_a_wrong_training_step_is_refused() -> None:
         check_training(without_memory, CPU)
 
 
-def test_operations_are_those_that_torch_counts() -> None:
-    """torch counts all pairs of plain attention by products, and ours apart."""
+def test_operations_equal_torchs_count() -> None:
+    """torch counts plain attention as products over all pairs, and ours as an operator."""
     attn_len, width = 13, SMALL.n_head * SMALL.d_head
     model = TransformerXL(SMALL).eval()
     engine = CachedEvaluator(model, 1, attn_len, 4)

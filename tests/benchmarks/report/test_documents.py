@@ -1,4 +1,4 @@
-"""Records become documents, failures shown; nothing is written that did not change."""
+"""Documents made from records, with failures; unchanged files are not written."""
 
 import subprocess
 from pathlib import Path
@@ -13,7 +13,7 @@ from report.records import load, published
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Documents go to a folder of their own."""
+    """Write the documents to a temporary folder."""
     files = {
         "README": "README.md",
         "SPEED": "speed.md",
@@ -54,7 +54,7 @@ def test_report(folder: Path, elsewhere: Path) -> None:
         assert (elsewhere / "plots" / name).read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_a_new_record_no_file_changes(folder: Path, elsewhere: Path) -> None:
+def test_unchanged_files_are_not_written(folder: Path, elsewhere: Path) -> None:
     devices = load(sorted(folder.glob("*.json")))
 
     def files() -> dict[Path, tuple[int, bytes]]:
@@ -73,15 +73,15 @@ def test_without_a_new_record_no_file_changes(folder: Path, elsewhere: Path) -> 
     assert files()[picture][1] == before[picture][1]
 
 
-def test_documents_say_what_the_published_records_say() -> None:
-    """By the tracked records alone: a run on this machine may have left others."""
+def test_documents_agree_with_the_published_records() -> None:
+    """Untracked records, which a run on this machine may have left, do not count."""
     devices = load(published())
     for path, text in texts(devices).items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name} differs from the records: make report"
 
 
-def test_published_plots_are_those_of_the_published_records() -> None:
-    """Byte for byte with the matplotlib they were drawn with, the one in requirements.txt."""
+def test_plots_agree_with_the_published_records() -> None:
+    """Plots have the same bytes with the matplotlib of requirements.txt, which drew them."""
     listed = subprocess.run(["git", "ls-files", "."], capture_output=True, text=True, cwd=PLOTS, check=True)
     drawn = {name: png for device in load(published()) for name, png in charts.draw(device).items()}
     assert drawn.keys() == set(listed.stdout.split())

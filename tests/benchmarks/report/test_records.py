@@ -1,10 +1,10 @@
-"""The newest record of each comparison and machine counts; documents see tracked records only."""
+"""Selection of the newest measurement of each comparison and machine, from tracked records."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
-from benchmark_records import SHAPE, ours, write
+from benchmark_records import SHAPE, ours, row, write
 
 from report import records
 from report.records import load, published, ratio
@@ -14,7 +14,7 @@ def read(folder: Path) -> list[records.Device]:
     return load(sorted(folder.glob("*.json")))
 
 
-def test_newest_of_each_comparison(folder: Path) -> None:
+def test_newest_measurement_of_each_comparison(folder: Path) -> None:
     (device,) = read(folder)
     assert device.name == "A processor, 2 threads, avx2"
     assert [measured.ours()[0]["median_ms"] for measured in device.group("attention", "forward")] == [2.0]
@@ -25,15 +25,31 @@ def test_newest_of_each_comparison(folder: Path) -> None:
     assert ratio(measured.find(implementation="nobody"), mine) is None
 
 
+def test_comparison_of_which_nothing_was_available_is_left_out(tmp_path: Path) -> None:
+    """An older measurement of it stays."""
+    case = {"unit": "call", "direction": "forward", "shape": SHAPE}
+    write(tmp_path, "2026-01-01", [ours("layers", case, "ours", 1.0)])
+    write(tmp_path, "2026-01-02", [row("layers", case, "ours", status="unavailable", error="not installed")])
+    (device,) = read(tmp_path)
+    assert [measured.about["date"] for measured in device.group("layers")] == ["2026-01-01"]
+
+
 @pytest.mark.parametrize(("isa", "family", "name"), [
     ("avx512_bf16", 25, "AMD EPYC (Zen 4), 2 threads, avx512_bf16"),
     ("avx512_bf16", 27, "AMD EPYC (family 27), 2 threads, avx512_bf16"),
     ("avx2", 25, "AMD EPYC, 2 threads, avx2"),
 ])  # fmt: skip
-def test_processors_of_one_name(tmp_path: Path, isa: str, family: int, name: str) -> None:
+def test_processors_with_equal_names(tmp_path: Path, isa: str, family: int, name: str) -> None:
     rows = [ours("attention", {"unit": "call", "direction": "forward", "shape": SHAPE}, "ours", 1.0)]
     (device,) = load([write(tmp_path, "2026-01-01", rows, device="AMD EPYC", isa=isa, family=family)])
     assert device.name == name
+
+
+def test_old_names(tmp_path: Path) -> None:
+    case = {"unit": "call", "direction": "forward", "shape": SHAPE}
+    record = write(tmp_path, "2026-01-01", [ours("forms", case, "padded, told of lengths", 1.0)])
+    (measured,) = load([record])[0].group("variants")
+    assert list(measured.rows) == ["padded, with end"]
 
 
 @pytest.mark.parametrize("text", ["no JSON", '{"about": {}}'])
@@ -50,7 +66,7 @@ def test_other_schemas_are_refused(tmp_path: Path) -> None:
 
 
 def test_untracked_records_are_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repository of its own, where a run has left another record."""
+    """A temporary repository, in which a run has left another record."""
     monkeypatch.setattr(records, "RESULTS", tmp_path)
     rows = [ours("attention", {"unit": "call", "direction": "forward", "shape": SHAPE}, "ours", 1.0)]
     tracked = write(tmp_path, "2026-01-01", rows)

@@ -1,4 +1,4 @@
-"""What the executor of PTX notices: one small program a fault, and beside it one without."""
+"""Faults that the executor of PTX finds: a small program for each, and one without the fault."""
 
 import pytest
 import torch
@@ -56,18 +56,18 @@ def out() -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("between", "step"), [("bar.sync 0;", 128), ("bar.sync 0;", 4), ("bar.warp.sync -1;", 4)])
-def test_ordered_exchanges(between: str, step: int) -> None:
+def test_exchange_with_a_barrier(between: str, step: int) -> None:
     b = out()
     run(EXCHANGE.format(between=between, step=step), X, b)
     assert b.tolist() == exchanged(step)
 
 
 @pytest.mark.parametrize(("between", "step"), [("", 128), ("", 4), ("bar.warp.sync -1;", 128), ("bar.sync 1, 64;", 0)])
-def test_race(between: str, step: int) -> None:
+def test_exchange_without_the_barrier_is_a_race(between: str, step: int) -> None:
     if step:
         with pytest.raises(Fault, match="race: thread"):
             run(EXCHANGE.format(between=between, step=step), X, out())
-    else:  # a thread's own
+    else:  # each thread reads what it wrote
         run(EXCHANGE.format(between=between, step=step), X, out())
 
 
@@ -79,13 +79,13 @@ def test_race_of_a_write_after_a_read() -> None:
         run(body.format(""))
 
 
-def test_race_at_once() -> None:
+def test_writes_of_different_values_to_one_address() -> None:
     with pytest.raises(Fault, match="two threads write different values"):
         run("st.shared.b32 [%r99], %r0;")
     run("mov.u32 %r3, 7; st.shared.b32 [%r99], %r3;")  # the same value
 
 
-def test_a_barrier_that_nobody_takes_is_none() -> None:
+def test_barrier_that_no_thread_reaches() -> None:
     run("setp.gt.u32 %p0, %r0, 99; @%p0 bar.sync 0;")
 
 
@@ -120,7 +120,7 @@ def test_other_faults(body: str, message: str, monkeypatch: pytest.MonkeyPatch) 
         run(body, X[:64], out())
 
 
-def test_shared_memory_that_nobody_wrote_is_nan() -> None:
+def test_unwritten_shared_memory_is_nan() -> None:
     b = torch.zeros(64)
     run("ld.shared.f32 %f0, [%r1]; st.global.f32 [%d4], %f0;", X, b)
     assert b.isnan().all()
@@ -140,9 +140,7 @@ HALF_A_WORD = "cvt.u16.u32 %h2, %r0; mov.b32 %r2, {{%h1, %h2}}; {} cvt.u32.u16 %
         "cvt.u64.u32 %d5, %r2; shr.u64 %d6, %d5, 16; cvt.u16.u64 %h3, %d6;",
     ],
 )
-def test_half_a_word_that_is_not_written_and_not_used(
-    taken: str, garbage: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritten_half_of_a_word_that_is_not_used(taken: str, garbage: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """LLVM writes the first form for sm_80, and the last two for sm_120."""
     monkeypatch.setattr("ptx.block.POISON", garbage)
     b = out()
@@ -172,7 +170,7 @@ def test_half_a_word_that_is_not_written_and_not_used(
         "setp.lt.u32 %p1, %r5, 2; @%p1 bra again;",
     ],
 )
-def test_half_a_word_that_is_not_written_and_used(taken: str) -> None:
+def test_unwritten_half_of_a_word_that_is_used(taken: str) -> None:
     with pytest.raises(Fault, match="is read and was never written"):
         run(HALF_A_WORD.format(taken), out(), out())
 
@@ -189,15 +187,15 @@ def test_half_a_word_that_is_not_written_and_used(taken: str) -> None:
         ("mul.f64 %d6, %d5, %d5; mov.b64 {_, %f1}, %d6;", True),
     ],
 )
-def test_lane_of_a_pair_that_is_not_written(taken: str, used: bool) -> None:
+def test_unwritten_lane_of_a_pair(taken: str, used: bool) -> None:
     """A pair whose lower lane, %f0, is never written. LLVM multiplies such pairs for sm_100."""
     program = parse(HEAD + "mov.b64 %d5, {%f0, %f3};" + taken + "st.global.f32 [%d4], %f1; ret; }")
     (register,) = (r for r in program.registers if r.name == "%f0")
     assert bool(demanded(program)[register.slot]) == used
 
 
-def test_half_a_lane_of_a_pair_that_is_not_written() -> None:
-    """Each bit of a product depends on all bits of its lane."""
+def test_unwritten_half_of_a_lane() -> None:
+    """A bit of a product depends on all bits of its lane."""
     body = "mov.b32 %r2, {%h1, %h2}; mov.b64 %d5, {%r2, %r0}; mul.f32x2 %d6, %d5, %d5; mov.b64 {%r3, _}, %d6;"
     program = parse(HEAD + body + "mov.b32 {_, %h3}, %r3; st.global.b16 [%d4], %h3; ret; }")
     (register,) = (r for r in program.registers if r.name == "%h1")
@@ -205,7 +203,7 @@ def test_half_a_lane_of_a_pair_that_is_not_written() -> None:
 
 
 @pytest.mark.parametrize("step", [0, 4, 128])
-def test_copies_are_there_after_wait_and_barrier(step: int) -> None:
+def test_copies_are_visible_after_wait_and_barrier(step: int) -> None:
     b = out()
     run(COPY.format(wait="cp.async.wait_group 0;", barrier="bar.sync 0;", step=step), X, b)
     assert b.tolist() == exchanged(step)
@@ -225,12 +223,12 @@ def test_copies_waited_for_too_late(wait: str, barrier: str, step: int, message:
         run(COPY.format(wait=wait, barrier=barrier, step=step), X, out())
 
 
-def test_copies_that_nobody_waits_for() -> None:
+def test_copies_without_a_wait() -> None:
     with pytest.raises(Fault, match="ends with asynchronous copies"):
         run("cp.async.ca.shared.global [%r1], [%d3], 4; cp.async.commit_group;", X)
 
 
-def test_mbarrier_orders_what_arrivers_did() -> None:
+def test_mbarrier_orders_writes_before_arrivals() -> None:
     b = out()
     run(FIRST + MBARRIER.format(first="%p0", count=2, made="bar.sync 0;"), X, b)
     assert b.tolist() == exchanged(128)
@@ -251,7 +249,7 @@ def test_wrong_mbarriers(changes: dict[str, object], message: str) -> None:
         run(FIRST + MBARRIER.format(**settings), X, out())
 
 
-def test_accesses_to_an_mbarrier() -> None:
+def test_mbarrier_accessed_as_memory() -> None:
     with pytest.raises(Fault, match="accessed as memory"):
         run(
             FIRST
@@ -268,6 +266,6 @@ def test_accesses_to_an_mbarrier() -> None:
     ],
     ids=lambda x: x.split()[0],
 )  # fmt: skip
-def test_what_is_not_modelled_raises(body: str) -> None:
+def test_instructions_that_are_not_modelled(body: str) -> None:
     with pytest.raises(NotModelled):
         run(body, X, out(), threads=32)

@@ -16,9 +16,9 @@ _PLAIN = {"rn", "ftz", "approx", "full", "lo", "wide", "hi", "relu"}
 def _type(x: Instruction, *more: str) -> Type:
     """Return the type of an instruction that has one; more: qualifiers that the caller handles."""
     found = types_of(x.parts[1:])
-    odd = [p for p in x.parts[1:] if p not in _PLAIN and p not in more and not types_of((p,))]
-    if odd or len(found) != 1:
-        raise NotModelled(f"{x.op}: {odd or found}")
+    unknown = [p for p in x.parts[1:] if p not in _PLAIN and p not in more and not types_of((p,))]
+    if unknown or len(found) != 1:
+        raise NotModelled(f"{x.op}: {unknown or found}")
     return found[0]
 
 

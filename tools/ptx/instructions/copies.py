@@ -42,7 +42,7 @@ class Copies:
                 rest.append(_Copy(copy.address[stays], copy.data[stays], copy.ids[stays], copy.group[stays]))
         self.list = rest
 
-    def under_way(self) -> bool:
+    def pending(self) -> bool:
         return bool(self.list)
 
 

@@ -30,8 +30,8 @@ def space_and_width(x: Instruction) -> tuple[str, Type, int]:
     """Return (memory space, type of an element, number of elements)."""
     space = x.parts[1].removesuffix("_cta")
     (t,) = types_of(x.parts[1:])
-    odd = [p for p in x.parts[2:] if p not in _CACHING and not types_of((p,))]
-    if odd or space not in ("global", "shared", "param"):
+    unknown = [p for p in x.parts[2:] if p not in _CACHING and not types_of((p,))]
+    if unknown or space not in ("global", "shared", "param"):
         raise NotModelled(x.op)
     return space, t, elements(x.parts)
 

@@ -92,7 +92,7 @@ def _wait(block: Any, lanes: Any, left: int) -> None:
             for cells in ended.cells:
                 block.shared.take_back(cells, warps)
         still = [*products.groups[g], products.open[g]]
-        for table, which in ((block.in_flight, "results"), (block.lent, "sources")):
+        for table, which in ((block.in_flight, "results"), (block.in_use, "sources")):
             ended_slots = set().union(*(getattr(p, which) for p in done)) if done else set()
             for slot in ended_slots - set().union(*(getattr(p, which) for p in still)):
                 table[slot][_threads(g)] = False
@@ -148,7 +148,7 @@ class Multiply:
                 block.counts.product(64 * self.N * self.K, read * self.K * self.item)
             now.results |= set(self.results)
             now.sources |= set(self.sources)
-            for table, slots in ((block.in_flight, self.results), (block.lent, self.sources)):
+            for table, slots in ((block.in_flight, self.results), (block.in_use, self.sources)):
                 for slot in slots:
                     table.setdefault(slot, np.zeros(block.threads, bool))[_threads(g)] = True
 
@@ -159,9 +159,9 @@ class Multiply:
     def _from_registers(self, block: Any, lanes: Any, n: int) -> np.ndarray:
         """Return a left factor [64, K] from registers; each warp has 16 rows."""
         assert self.left is not None
-        lent, block.lent = block.lent, {}  # other products may read the same registers, so their marks are set aside
+        in_use, block.in_use = block.in_use, {}  # registers that other products may read, too
         a = self.left(block, lanes)[4 * n : 4 * n + 4]
-        block.lent = lent
+        block.in_use = in_use
         return left_factor(a, self.kind, self.K).reshape(64, self.K)
 
     def _from_shared(

@@ -91,17 +91,17 @@ def wait(x: Instruction) -> Any:
 
     def run(block: Any, lanes: Any) -> np.ndarray:
         wanted = spread(parity(block, lanes), lanes)
-        refused = block.refused.setdefault(x.line, np.zeros(block.threads, bool))
-        said_no = refused[lanes.at].copy()
+        failed_test = block.failed_test.setdefault(x.line, np.zeros(block.threads, bool))
+        failed_before = failed_test[lanes.at].copy()
         done = np.array(
             [
                 bool(no) and block.mbarriers.completed(int(at), int(p), int(thread))
-                for no, at, p, thread in zip(said_no, address(block, lanes), wanted, lanes.ids, strict=True)
+                for no, at, p, thread in zip(failed_before, address(block, lanes), wanted, lanes.ids, strict=True)
             ]
         )
-        refused[lanes.at] = ~done
+        failed_test[lanes.at] = ~done
         put(block, lanes, done)
-        return done | ~said_no
+        return done | ~failed_before
 
     return run
 

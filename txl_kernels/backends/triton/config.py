@@ -3,8 +3,8 @@
 Nothing is autotuned. The entries were chosen from compiled code: no spill, the fewest instructions
 for each pair, and at least 8 warps on a multiprocessor where possible. Those for half precision
 with descriptors on Hopper, up to head width 128 and without dropout, are the fastest of those
-measured on an H200 or within 1% (docs/log.md). `tools/aot.py check` compiles every entry and
-compares registers, spills and shared memory with tools/aot_table.json.
+measured on an H200 or within 1% (docs/log.md). `tools/machine_code.py` compiles calls of several
+architectures and compares registers, spills and shared memory with tools/machine_code.json.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Ways to compute one call of rel_attention with settings: arguments, checks, and comparisons.
+"""Methods to compute one call of rel_attention with settings: arguments, checks, and comparisons.
 
 Arguments are keywords of rel_attention, with `k_mem` and `v_mem` for its memory, and tensors that
 only other implementations take, whose names end in "_all". Tensors of floating dtype get gradients.
@@ -23,8 +23,8 @@ Random = Callable[..., Tensor]  # makes a random tensor of the given sizes
 TERMS = ("r", "content_bias", "position_bias")
 
 
-class Way(NamedTuple):
-    """A way to compute a comparison's work.
+class Method(NamedTuple):
+    """A method to compute a comparison's work.
 
     Attributes:
         arguments: makes the arguments of a call of the given shape.
@@ -75,25 +75,25 @@ def lengths(shape: Shape) -> list[int]:
     return [round(shape.L * (0.25 + 0.75 * n / max(shape.B - 1, 1))) for n in range(shape.B)]
 
 
-def padded(shape: Shape, randn: Random, told: bool = True, **settings: Any) -> Arguments:
-    """Make the arguments of a call on a padded batch; told: with each row's length as `end`."""
+def padded(shape: Shape, randn: Random, masked: bool = True, **settings: Any) -> Arguments:
+    """Make the arguments of a call on a padded batch; masked: with each row's length as `end`."""
     x = bidirectional(shape, randn, **settings)
     end = torch.tensor(lengths(shape), dtype=torch.int32, device=x["q"].device)[:, None]
-    return x | ({"end": end} if told else {})
+    return x | ({"end": end} if masked else {})
 
 
-def make(way: Way, shape: Shape, dtype: torch.dtype, device: torch.device) -> Arguments:
+def make(method: Method, shape: Shape, dtype: torch.dtype, device: torch.device) -> Arguments:
     g = torch.Generator(device).manual_seed(0)
-    x = way.arguments(shape, lambda *size: torch.randn(*size, generator=g, device=device).to(dtype))
+    x = method.arguments(shape, lambda *size: torch.randn(*size, generator=g, device=device).to(dtype))
     for y in floats(x).values():
         y.requires_grad_()
     return x
 
 
-def check(way: Way, small: Shape, backward: bool, dtype: torch.dtype, device: torch.device) -> None:
+def check(method: Method, small: Shape, backward: bool, dtype: torch.dtype, device: torch.device) -> None:
     """Compare values, and gradients if `backward`, with the float64 reference."""
-    x = make(way, small, dtype, device)
-    agree(way.call or attend, lambda exact: attend(exact | {"backend": "reference"}), x, backward)
+    x = make(method, small, dtype, device)
+    agree(method.call or attend, lambda exact: attend(exact | {"backend": "reference"}), x, backward)
 
 
 def passes(forward: Callable[[], Tensor], leaves: Iterable[Tensor], backward: bool) -> Callable[[], Tensor]:
@@ -113,31 +113,32 @@ def passes(forward: Callable[[], Tensor], leaves: Iterable[Tensor], backward: bo
 
 
 def _implementation(
-    way: Way, machine: Machine, shape: Shape, small: Shape, backward: bool, dtype: torch.dtype
+    method: Method, machine: Machine, shape: Shape, small: Shape, backward: bool, dtype: torch.dtype
 ) -> Implementation:
-    checked = functools.partial(check, way, small, backward, dtype, machine.device)
+    checked = functools.partial(check, method, small, backward, dtype, machine.device)
 
     def prepare() -> Entry:
-        x = make(way, shape, dtype, machine.device)
-        run = passes(functools.partial(way.call or attend, x), floats(x).values(), backward)
-        return Entry(run, None if way.role == "baseline" else checked, operations=way.operations)
+        x = make(method, shape, dtype, machine.device)
+        run = passes(functools.partial(method.call or attend, x), floats(x).values(), backward)
+        return Entry(run, None if method.role == "baseline" else checked, operations=method.operations)
 
-    said = None if dtype == machine.dtype else str(dtype).removeprefix("torch.")
-    return Implementation(f"{way.name}, {said}" if said else way.name, prepare, way.role, said)
+    other_dtype = None if dtype == machine.dtype else str(dtype).removeprefix("torch.")
+    name = f"{method.name}, {other_dtype}" if other_dtype else method.name
+    return Implementation(name, prepare, method.role, other_dtype)
 
 
 def compared(
-    group: str, machine: Machine, case: Case, shape: Shape, small: Shape, ways: Iterable[Way], seconds: float = 4.0, *,
+    group: str, machine: Machine, case: Case, shape: Shape, small: Shape, methods: Iterable[Method], seconds: float = 4.0, *,
     directions: Iterable[Direction] = DIRECTIONS, dtypes: Iterable[torch.dtype] = (),
     limits: Iterable[Implementation] = (),
 ) -> list[Comparison]:  # fmt: skip
-    """Return comparisons of the ways at `shape`, in the machine's dtype or in `dtypes`.
+    """Return comparisons of the methods at `shape`, in the machine's dtype or in `dtypes`.
 
     small: the shape of the checks, in which every setting should hide or replace something.
     """
     found = []
     for direction in directions:
         given = (machine, shape, small, direction == "forward+backward")
-        runs = [_implementation(way, *given, dtype) for dtype in dtypes or (machine.dtype,) for way in ways]
+        runs = [_implementation(method, *given, dtype) for dtype in dtypes or (machine.dtype,) for method in methods]
         found.append(Comparison(group, replace(case, direction=direction), [*runs, *limits], seconds=seconds))
     return found

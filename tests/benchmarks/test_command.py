@@ -1,0 +1,77 @@
+"""`pytest benchmarks/`: wrong kernels get no time, and another version of the packages is timed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FORWARD = "benchmarks/groups/test_attention.py", "--device", "cpu", "-k", "test_length and L128 and not backward"
+
+
+def run(*arguments: str, first_on_path: Path = ROOT) -> "subprocess.CompletedProcess[str]":
+    """Run pytest --benchmark-only from the root of the project, outside of this process's
+    workers."""
+    path = os.pathsep.join([str(first_on_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {name: x for name, x in os.environ.items() if "XDIST" not in name} | {"PYTHONPATH": path}
+    command = [sys.executable, "-m", "pytest", "--benchmark-only", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+
+
+def test_interpreter_needs_its_variable() -> None:
+    done = run("benchmarks/", "--device", "interpreter")
+    assert done.returncode != 0
+    assert "--device interpreter needs TRITON_INTERPRET=1" in done.stderr
+
+
+WRONG_KERNEL = """
+import txl_kernels.backends.cpu as native
+
+right = native.forward
+
+def forward(call, prepared=None, need_lse=True):
+    out, lse = right(call, prepared, need_lse)
+    return out.mul_(1.001), lse
+
+native.forward = forward
+"""
+
+
+def test_wrong_kernel_gets_no_time(tmp_path: Path) -> None:
+    """A kernel whose results are a thousandth too large."""
+    (tmp_path / "wrong_kernel.py").write_text(WRONG_KERNEL)
+    record = tmp_path / "record.json"
+    done = run(*FORWARD, "-p", "wrong_kernel", "-q", "--record", str(record), first_on_path=tmp_path)
+    assert done.returncode == 1, done.stdout
+    assert "1 failed, 5 passed" in done.stdout
+    rows = {row["implementation"]: row for row in json.loads(record.read_text())["rows"]}
+    wrong = rows.pop("rel_attention, native")
+    assert wrong["status"] == "failed"
+    assert "out is wrong" in wrong["error"]
+    assert not any(key in wrong for key in ("median_ms", "gflops"))
+    assert all("median_ms" in row for row in rows.values())
+
+
+def test_base_that_cannot_be_built() -> None:
+    done = run(*FORWARD, "--base=no-such-revision")
+    assert done.returncode == 4
+    assert "cannot compare with no-such-revision: git " in done.stderr
+
+
+def test_base_is_timed_beside_this_version(tmp_path: Path) -> None:
+    """A base that is as fast, then one that is wrong, which is skipped."""
+    for package in ("txl", "txl_kernels"):
+        shutil.copytree(ROOT / package, tmp_path / package)
+    done = run(*FORWARD, f"--base={tmp_path}", "--brief")
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout
+    with (tmp_path / "txl_kernels" / "backends" / "cpu.py").open("a") as file:
+        file.write(
+            "right = forward\ndef forward(*call):\n    out, lse = right(*call)\n    return out.mul_(1.001), lse\n"
+        )
+    done = run(*FORWARD, f"--base={tmp_path}", "--brief")
+    assert done.returncode == 0, done.stdout
+    assert "1 passed, 1 skipped" in done.stdout
+    assert f"{tmp_path}: AssertionError: out is wrong" in done.stdout
