@@ -47,9 +47,9 @@ def nemo() -> nn.Module:
 def test_nemo_streams_as_offline(nemo: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(2, LENGTH, 64)
     kept: list[str] = []
-    own = streaming.keep
-    monkeypatch.setattr(streaming, "keep", lambda m, name, *rest: (kept.append(name), own(m, name, *rest)))
-    monkeypatch.setattr("txl_kernels.integrations.adapters.nemo.keep", streaming.keep)
+    own = streaming.store
+    monkeypatch.setattr(streaming, "store", lambda m, name, *rest: (kept.append(name), own(m, name, *rest)))
+    monkeypatch.setattr("txl_kernels.integrations.adapters.nemo.store", streaming.store)
     with torch.no_grad():
         theirs, offline = stream_nemo(nemo, x), offline_nemo(nemo, x)
         report = accelerate(nemo, strict=True, streaming=True)
@@ -123,7 +123,7 @@ def test_nothing_is_kept_unless_asked_for(nemo: nn.Module) -> None:
     call = (x, x, x, None, sinusoids(LEFT + CHUNK - 1, 1 - LEFT - CHUNK, 64), cache)
     with torch.no_grad():
         module(*call)
-        assert nemo not in streaming._kept
+        assert nemo not in streaming._stored
         module.linear_k.weight.data.mul_(2.0)
         module.linear_pos.weight.data.mul_(-2.0)
         torch.testing.assert_close(module(*call)[0], module.original.forward(module, *call)[0], atol=5e-6, rtol=1e-5)
@@ -165,11 +165,11 @@ def test_nothing_of_it_is_copied_or_saved(nemo: nn.Module) -> None:
     keys = list(nemo.state_dict())
     with torch.no_grad():
         stream_nemo(nemo, torch.randn(1, LENGTH, 64))
-    assert nemo in streaming._kept
+    assert nemo in streaming._stored
     assert list(nemo.state_dict()) == keys
     import copy
 
-    assert copy.deepcopy(nemo) not in streaming._kept
+    assert copy.deepcopy(nemo) not in streaming._stored
 
 
 def nemotron() -> Any:

@@ -15,7 +15,7 @@ from txl_kernels.integrations.attention import Window
 from txl_kernels.integrations.peer import STATE, Accelerated, Peer, has_kernel, new_state
 from txl_kernels.integrations.registry import accelerated_class, find, look_alikes, of_known_source, path_of
 from txl_kernels.integrations.select import Chosen, Selection
-from txl_kernels.integrations.streaming import forget
+from txl_kernels.integrations.streaming import evict
 from txl_kernels.integrations.verify import difference
 from txl_kernels.integrations.wrapped import is_replaced, replaced_method, swap
 
@@ -173,7 +173,7 @@ def accelerate(
         "streaming": streaming,
         "window": window,
         "export": export,
-        "told": {},
+        "warned": {},
     }
     rows: list[Row] = []
     todo: list[tuple[nn.Module, Peer, list[nn.Module]]] = []
@@ -339,8 +339,8 @@ def restore(model: nn.Module) -> int:
                 "accelerated"
             )
     for _, module in found:
-        forget(module)
-        module.released()
+        evict(module)
+        module.on_restore()
         swap(module, module.original)
         del module.__dict__[STATE]
     return len(found)

@@ -6,10 +6,10 @@ of a copy is `Accelerated<name>@<full name of its class, with : for .>`.
 """
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import sys
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -139,7 +139,7 @@ def accelerated_class(peer: Peer, original: type) -> type:
     method = peer.adapter.method
     theirs = getattr(original, method)
     if found is None or found.original is not original or not issubclass(found, peer.adapter):
-        ours = _named_alike(getattr(peer.adapter, method), theirs)
+        ours = _falling_back(getattr(peer.adapter, method), theirs)
         members = {"__module__": __name__, "original": original, "peer": peer, method: ours}
         found = type(name, (peer.adapter, original), members)
         setattr(sys.modules[__name__], name, found)
@@ -167,15 +167,18 @@ def _known_parts(peer: Peer, original: type) -> list[Any]:
     return found
 
 
-def _named_alike(ours: Any, theirs: Any) -> Any:
-    """Return a copy of our method that shows the signature of theirs, by whose names others call
-    it: torch.export, for example, and transformers' Trainer."""
-    copied = types.FunctionType(ours.__code__, ours.__globals__, ours.__name__, ours.__defaults__, ours.__closure__)
-    copied.__kwdefaults__, copied.__doc__, copied.__module__ = ours.__kwdefaults__, ours.__doc__, ours.__module__
-    copied.__qualname__ = ours.__qualname__
-    copied.__dict__.update(ours.__dict__)
-    copied.__signature__ = inspect.signature(theirs)  # type: ignore[attr-defined]
-    return copied
+def _falling_back(ours: Any, theirs: Any) -> Any:
+    """Return a method that calls the original if an adapter's method returns a reason. It shows the
+    original's signature, by whose names others call it: torch.export, for example, and
+    transformers' Trainer."""
+
+    @functools.wraps(ours)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = ours(self, *args, **kwargs)
+        return self.fall_back(result, *args, **kwargs) if isinstance(result, str) else result
+
+    method.__signature__ = inspect.signature(theirs)  # type: ignore[attr-defined]
+    return method
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from txl_kernels.integrations.peer import STATE, Accelerated, Draw, Peer, new_state
+from txl_kernels.integrations.peer import STATE, Accelerated, Peer, RandomInputs, new_state
 from txl_kernels.integrations.registry import accelerated_class
 from txl_kernels.integrations.wrapped import swap
 
@@ -40,9 +40,9 @@ def _difference(module: nn.Module, peer: Peer, ancestors: Sequence[nn.Module]) -
     fast = copy.deepcopy(slow)
     fast.__dict__[STATE] = new_state(weights="none", **peer.adapter.settings_from(ancestors))
     swap(fast, accelerated_class(peer, type(module)))
-    frames = peer.adapter.reach(slow)
+    frames = peer.adapter.sample_length(slow)
     for said, seen in _masks(frames):
-        sample = peer.adapter.sample(slow, Draw(frames), seen)
+        sample = peer.adapter.sample(slow, RandomInputs(frames), seen)
         if sample is None:
             return f"there is no input to try {peer.name} with"
         x, call = sample
@@ -61,22 +61,22 @@ def _difference(module: nn.Module, peer: Peer, ancestors: Sequence[nn.Module]) -
 
 
 def _disturbed(module: nn.Module) -> nn.Module:
-    draw = Draw(0)
+    inputs = RandomInputs(0)
     slow = copy.deepcopy(module).to("cpu", torch.float32).eval()
     with torch.no_grad():
         for p in slow.parameters():
-            p.add_(0.3 * draw.normal(*p.shape) if p.dim() == 1 or not p.any() else 0.02 * draw.normal(*p.shape))
+            p.add_(0.3 * inputs.normal(*p.shape) if p.dim() == 1 or not p.any() else 0.02 * inputs.normal(*p.shape))
             p.requires_grad_()
     return slow
 
 
 def _masks(T: int) -> Iterator[tuple[str, Tensor | None]]:
     at = torch.arange(T, device="cpu")
-    padding = (at < torch.tensor([T, T - 4], device="cpu").view(-1, 1, 1)).expand(Draw.B, T, T)
+    padding = (at < torch.tensor([T, T - 4], device="cpu").view(-1, 1, 1)).expand(RandomInputs.B, T, T)
     distance = at.unsqueeze(1) - at
     yield "without a mask", None
     yield "with padding", padding
-    yield "with limited context", ((distance <= 4) & (distance >= -2)).expand(Draw.B, T, T)
+    yield "with limited context", ((distance <= 4) & (distance >= -2)).expand(RandomInputs.B, T, T)
 
 
 def _run(module: nn.Module, x: Tensor, call: Any) -> dict[str, Tensor]:
@@ -91,7 +91,7 @@ def _run(module: nn.Module, x: Tensor, call: Any) -> dict[str, Tensor]:
                 return {"the output": call(module, x)}
         named = {"the gradient of its input": x}
         named |= {f"the gradient of {name}": p for name, p in module.named_parameters()}
-        weight = Draw(0).normal(*out.shape)
+        weight = RandomInputs(0).normal(*out.shape)
         found = torch.autograd.grad((out * weight).sum(), list(named.values()), allow_unused=True)
     gradients = {name: g for name, g in zip(named, found, strict=True) if g is not None}
     return {"the output": out.detach(), **gradients}

@@ -15,15 +15,18 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from txl_kernels.integrations.adapters.inkling_masks import Keys, Seen, distances_of, keys_of, mask_of, without_pairs
-from txl_kernels.integrations.adapters.transformers import (
-    DISTRIBUTION,
-    MODELS,
-    implementation_of,
-    interface_bounds,
-    own_way,
+from txl_kernels.integrations.adapters.transformers import implementation_of, interface_bounds, peer, why_not_interface
+from txl_kernels.integrations.attention import (
+    ALL,
+    Bounds,
+    Window,
+    attend,
+    condition_met,
+    memoized,
+    merge_heads,
+    narrower,
 )
-from txl_kernels.integrations.attention import ALL, Bounds, Window, attend, holds, merge_heads, narrower, once
-from txl_kernels.integrations.peer import Accelerated, Peer, has_readers
+from txl_kernels.integrations.peer import Accelerated, has_user_hooks
 
 IMPLEMENTATIONS = (None, "eager", "sdpa")  # those whose masks are tensors
 
@@ -56,8 +59,8 @@ class TextModel(Accelerated):
             implementation not in IMPLEMENTATIONS
             or weight.device.type == "meta"  # until a call loads it
             or not all(isinstance(layer.self_attn, Accelerated) for layer in text.layers)
-            or any(has_readers(x, before=True) for layer in text.layers for x in (layer, layer.self_attn))
-            or own_way(self, kwargs) is not None
+            or any(has_user_hooks(x, before=True) for layer in text.layers for x in (layer, layer.self_attn))
+            or why_not_interface(self, kwargs) is not None
             or self.why_not_kernel(weight) is not None
         )
 
@@ -92,7 +95,7 @@ class Attention(Accelerated):
         _, end = bounds
         last = keys.past + length
         message = "the mask shows unused room of the cache"
-        if end is not None and keys.total > last and not holds((end <= last).all(), message):
+        if end is not None and keys.total > last and not condition_met((end <= last).all(), message):
             return message
         return bounds, False
 
@@ -148,7 +151,7 @@ class Inkling(Attention):
     ) -> tuple[Tensor, None]:  # fmt: skip
         cache = kwargs.pop("past_key_values", None) if cache is None else cache
         length, layer = hidden_states.size(1), self.layer_idx
-        why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, self._dropout())
+        why = why_not_interface(self, kwargs) or self.why_not_kernel(hidden_states, self._dropout())
         keys = attention_mask.keys if isinstance(attention_mask, Seen) else None
         if why is None and keys is None:
             keys = keys_of(cache, layer, length)
@@ -194,10 +197,10 @@ class Inkling2(Attention):
         """Answer a call, whose arguments beyond those of both kinds of layers are in kwargs."""
         cache = kwargs.pop("past_key_values", None) if cache is None else cache
         length = hidden_states.size(1)
-        why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, self._dropout())
+        why = why_not_interface(self, kwargs) or self.why_not_kernel(hidden_states, self._dropout())
         keys = relative_distance if why is None else None
         if isinstance(keys, Tensor):
-            keys = once("distances", relative_distance, "inkling", lambda: _keys_of(relative_distance))
+            keys = memoized("distances", relative_distance, "inkling", lambda: _keys_of(relative_distance))
             why = None if keys is not None else "distances of another order"
         found = why or self._bounds(attention_mask, keys, length, **kwargs)
         if isinstance(found, str):
@@ -257,26 +260,17 @@ def _keys_of(distances: Tensor) -> Keys | None:
         return None
     keys = Keys(int(distances[0, 0]), distances.size(1), 0)
     usual = distances_of(keys, distances.size(0), distances.device)
-    return keys if holds((distances == usual).all(), "distances are of another order") else None
+    return keys if condition_met((distances == usual).all(), "distances are of another order") else None
 
 
 PEERS = (
-    Peer("Inkling", f"{MODELS}.inkling.modeling_inkling.InklingAttention",
-         Inkling, DISTRIBUTION, {"5.24.0": "c3d63e2a612eb0e5"}),
-    Peer("InklingText", f"{MODELS}.inkling.modeling_inkling.InklingTextModel",
-         TextModel, DISTRIBUTION, {"5.24.0": "bab213df58729231"}),
-    Peer("InklingMultimodal", f"{MODELS}.inkling.modeling_inkling.InklingModel",
-         TextModel, DISTRIBUTION, {"5.24.0": "e602f1f1a5e5d691"}),
-    Peer("Inkling2Sliding", f"{MODELS}.inkling2.modeling_inkling2.Inkling2SlidingAttention",
-         Sliding, DISTRIBUTION, {"5.24.0": "fb32c8af326d4744"}),
-    Peer("Inkling2Full", f"{MODELS}.inkling2.modeling_inkling2.Inkling2FullAttention",
-         Full, DISTRIBUTION, {"5.24.0": "e6d129edb2e4df41"}),
-    Peer("Inkling2Text", f"{MODELS}.inkling2.modeling_inkling2.Inkling2TextModel",
-         TextModel, DISTRIBUTION, {"5.24.0": "970b5014ff5c8e6f"}),
-    Peer("Inkling2LoopSliding", f"{MODELS}.inkling2_loop.modeling_inkling2_loop.Inkling2LoopSlidingAttention",
-         Sliding, DISTRIBUTION, {"5.24.0": "fb32c8af326d4744"}),
-    Peer("Inkling2LoopFull", f"{MODELS}.inkling2_loop.modeling_inkling2_loop.Inkling2LoopFullAttention",
-         Full, DISTRIBUTION, {"5.24.0": "e6d129edb2e4df41"}),
-    Peer("Inkling2LoopText", f"{MODELS}.inkling2_loop.modeling_inkling2_loop.Inkling2LoopTextModel",
-         TextModel, DISTRIBUTION, {"5.24.0": "26379b9bbf21587e"}),
+    peer("Inkling", "inkling.InklingAttention", Inkling, {"5.24.0": "c3d63e2a612eb0e5"}),
+    peer("InklingText", "inkling.InklingTextModel", TextModel, {"5.24.0": "bab213df58729231"}),
+    peer("InklingMultimodal", "inkling.InklingModel", TextModel, {"5.24.0": "e602f1f1a5e5d691"}),
+    peer("Inkling2Sliding", "inkling2.Inkling2SlidingAttention", Sliding, {"5.24.0": "fb32c8af326d4744"}),
+    peer("Inkling2Full", "inkling2.Inkling2FullAttention", Full, {"5.24.0": "e6d129edb2e4df41"}),
+    peer("Inkling2Text", "inkling2.Inkling2TextModel", TextModel, {"5.24.0": "970b5014ff5c8e6f"}),
+    peer("Inkling2LoopSliding", "inkling2_loop.Inkling2LoopSlidingAttention", Sliding, {"5.24.0": "fb32c8af326d4744"}),
+    peer("Inkling2LoopFull", "inkling2_loop.Inkling2LoopFullAttention", Full, {"5.24.0": "e6d129edb2e4df41"}),
+    peer("Inkling2LoopText", "inkling2_loop.Inkling2LoopTextModel", TextModel, {"5.24.0": "26379b9bbf21587e"}),
 )  # fmt: skip

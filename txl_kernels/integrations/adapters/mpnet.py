@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from txl_kernels.integrations.adapters.shared_bias import all_pairs, farthest_first
-from txl_kernels.integrations.adapters.transformers import interface_bounds
+from txl_kernels.integrations.adapters.transformers import interface_bounds, peer
 from txl_kernels.integrations.attention import attend, dropout_of, merge_heads
-from txl_kernels.integrations.peer import Accelerated, Peer
+from txl_kernels.integrations.peer import Accelerated
 
 
 class MPNet(Accelerated):
@@ -58,21 +58,20 @@ class MPNetBiases(Accelerated):
 
     def compute_position_bias(
         self: Any, x: Tensor, position_ids: Tensor | None = None, num_buckets: int = 32
-    ) -> Tensor:
+    ) -> Tensor | str:
         why = self.why_not_kernel(x)
         if why is None and position_ids is not None:
             why = "positions of its own for each token"
         if why is None and not all(isinstance(layer.attention.attn, MPNet) for layer in self.layer):
             why = "a layer of its stack is not accelerated"
         if why is not None:
-            return self.fall_back(why, x, position_ids, num_buckets)  # type: ignore[no-any-return]
+            return why  # type: ignore[no-any-return]
         buckets = self.relative_position_bucket(farthest_first(x.size(1), x.device), num_buckets=num_buckets)
         biases: Tensor = self.relative_attention_bias(buckets)
         return biases.t()
 
 
-MODULE = "transformers.models.mpnet.modeling_mpnet"
 PEERS = (
-    Peer("MPNet", f"{MODULE}.MPNetSelfAttention", MPNet, "transformers", {"5.24.0": "d4a5427e2e0e04d0"}),
-    Peer("MPNetBiases", f"{MODULE}.MPNetEncoder", MPNetBiases, "transformers", {"5.24.0": "c3e57bd4f645d35e"}),
-)  # fmt: skip
+    peer("MPNet", "mpnet.MPNetSelfAttention", MPNet, {"5.24.0": "d4a5427e2e0e04d0"}),
+    peer("MPNetBiases", "mpnet.MPNetEncoder", MPNetBiases, {"5.24.0": "c3e57bd4f645d35e"}),
+)

@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl_kernels.integrations.adapters.shared_bias import SharesBias, all_pairs, farthest_first
-from txl_kernels.integrations.adapters.transformers import ones, own_way
+from txl_kernels.integrations.adapters.transformers import is_one, peer, why_not_interface
 from txl_kernels.integrations.attention import (
     Bounds,
     attend,
     bounds_or_reason,
     dropout_of,
+    is_zero,
     merge_heads,
     split_heads,
-    unhidden,
 )
 from txl_kernels.integrations.peer import Peer
 
@@ -55,9 +55,9 @@ class WavLM(Gated):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         dropout_p = float(self.dropout) if self.training else 0.0
-        why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
+        why = why_not_interface(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
         why = why or self.why_no_bias(position_bias, hasattr(self, "rel_attn_embed"))
-        bounds = bounds_or_reason(why, attention_mask, ones, keys=hidden_states.size(1))
+        bounds = bounds_or_reason(why, attention_mask, is_one, keys=hidden_states.size(1))
         if isinstance(bounds, str):
             bias = _for_each_row(position_bias, *hidden_states.shape[:2])
             found = self.fall_back(bounds, hidden_states, attention_mask, bias, index, **kwargs)
@@ -103,7 +103,7 @@ class BEATs(Gated):
             why = "a cache, or an additive mask"
         why = why or self.why_no_bias(position_bias, self.has_relative_attention_bias)
         hidden = key_padding_mask
-        bounds = bounds_or_reason(why, hidden, unhidden, keys=query.size(0))
+        bounds = bounds_or_reason(why, hidden, is_zero, keys=query.size(0))
         if isinstance(bounds, str):
             bias = _for_each_row(position_bias, query.size(1), query.size(0))
             found = self.fall_back(
@@ -144,7 +144,7 @@ def _why_not_beats(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | N
         return "no plain self-attention: it has other keys, or keys of its own"
     if not module.gru_rel_pos:
         return "its biases have no gate"
-    return BEATs.alone(module, ancestors)
+    return BEATs.why_not_alone(module, ancestors)
 
 
 def _without_positions(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
@@ -152,8 +152,7 @@ def _without_positions(module: nn.Module, ancestors: Sequence[nn.Module]) -> str
 
 
 PEERS = (
-    Peer("WavLM", "transformers.models.wavlm.modeling_wavlm.WavLMAttention", WavLM, "transformers",
-         {"5.24.0": "d8618ff0f5a9a61c"}, why_not_module=WavLM.alone),
+    peer("WavLM", "wavlm.WavLMAttention", WavLM, {"5.24.0": "d8618ff0f5a9a61c"}, why_not_module=WavLM.why_not_alone),
     Peer("ESPnetBEATs", "espnet2.asr.encoder.beats_encoder.MultiheadAttention", BEATs, "espnet",
          {"202511": "68e6f07fda44b9b0"}, why_not_module=_why_not_beats, other=_without_positions),
     Peer("SpeechBrainBEATs", "speechbrain.lobes.models.beats.MultiheadAttention", BEATs, "speechbrain",
