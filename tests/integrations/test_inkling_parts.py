@@ -142,7 +142,7 @@ def test_hooks_on_layers_get_masks(name: str, kind: str) -> None:
         if handle is not None:
             handle.remove()
     assert kind == "hidden key" or seen
-    assert not any(found.__name__ in ("Seen", "Keys") for given in seen for found in given)
+    assert not any(found.__name__ in ("CausalMask", "CachedKeys") for given in seen for found in given)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -154,7 +154,7 @@ def test_hidden_states_do_not_need_masks_of_all_pairs(name: str) -> None:
     with torch.no_grad():
         model(TOKENS, output_hidden_states=True)
     assert any(layer._forward_hooks for layer in model.model.layers)
-    assert not model.model._needs_pairs({})
+    assert not model.model._needs_pair_masks({})
 
 
 @pytest.mark.parametrize("name", NAMES)

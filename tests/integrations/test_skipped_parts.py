@@ -12,7 +12,7 @@ from test_seams import ONE_EACH, case_of
 from torch import Tensor, nn
 
 from txl_kernels.integrations import Accelerated, accelerate, peer, restore
-from txl_kernels.integrations.source import NotItsSource, check_code
+from txl_kernels.integrations.source import ReplacedCode, check_code
 
 pytestmark = pytest.mark.peers
 REASONS = (
@@ -231,5 +231,5 @@ class Inheriting(Alternate):
 def test_an_inherited_forward_that_was_replaced(replaced_forward: Callable[[type, str], None]) -> None:
     check_code(Inheriting)
     replaced_forward(Inheriting, "forward")
-    with pytest.raises(NotItsSource, match="forward is not that of its source: it was replaced"):
+    with pytest.raises(ReplacedCode, match="forward is not that of its source: it was replaced"):
         check_code(Inheriting)

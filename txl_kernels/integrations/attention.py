@@ -118,7 +118,7 @@ def project_table(project: nn.Module, encodings: Tensor, heads: int) -> Tensor:
     return r[0] if r.dim() == 4 and r.size(0) == 1 else r
 
 
-def within(window: Window, encodings: Tensor, past: int) -> tuple[Tensor, int]:
+def crop(window: Window, encodings: Tensor, past: int) -> tuple[Tensor, int]:
     """Cut encodings to the rows [.., T, d] of the distances that a window allows. Return them and
     the distance of the first.
 
@@ -132,7 +132,7 @@ def within(window: Window, encodings: Tensor, past: int) -> tuple[Tensor, int]:
     return encodings[..., first:last, :], past - first
 
 
-def narrower(own: tuple[int | None, int | None], window: Window) -> tuple[int | None, int | None]:
+def intersect(own: tuple[int | None, int | None], window: Window) -> tuple[int | None, int | None]:
     """Return a module's own context (left, right), each None for no limit, limited by a window."""
     left, right = (
         x if y is None else y if x is None else min(x, y) for x, y in zip(own, window or (None, None), strict=True)
@@ -140,10 +140,10 @@ def narrower(own: tuple[int | None, int | None], window: Window) -> tuple[int | 
     return left, right
 
 
-def split_heads(x: Tensor, heads: int) -> Tensor:
-    """Return x [B, L, H * D] as a view [B, H, L, D]."""
-    heads_apart: Tensor = x.unflatten(-1, (heads, -1)).transpose(1, 2)
-    return heads_apart
+def split_heads(x: Tensor, heads: int = -1, width: int = -1) -> Tensor:
+    """Return x [B, L, H * D] as a view [B, H, L, D], by the number of heads or by their width."""
+    view: Tensor = x.unflatten(-1, (heads, width)).transpose(1, 2)
+    return view
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ def attend_encodings(
     """
     project = module.linear_pos if project is None else project
     window, heads = module.setting("window"), q.size(1)
-    rows, past = within(window, encodings, k.size(2) - 1)
+    rows, past = crop(window, encodings, k.size(2) - 1)
     (r,) = cached(module, "r", (project,), rows, q.size(2), lambda: (project_table(project, rows, heads),))
     if zero_future:
         future = r.size(-2) - 1 - past

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from txl_kernels.backends import KERNELS
 from txl_kernels.checks import autocast_dtype
-from txl_kernels.integrations.source import NotItsSource, source_hash
+from txl_kernels.integrations.source import ReplacedCode, source_hash
 from txl_kernels.integrations.wrapped import why_not_skipped
 from txl_kernels.linear import has_global_hook
 
@@ -242,8 +242,9 @@ class Peer:
             name of another that has a copy); empty to accept any source.
         why_not_module: returns the reason why a module cannot be accelerated, or None, from the
             module and the modules that contain it, outermost first.
-        other: like `why_not_module`, but returns the reason why there is nothing to accelerate (no
-            relative positions, for example), which gives no warning and no error under `strict`.
+        why_nothing_to_do: like `why_not_module`, but returns the reason why there is nothing to
+            accelerate (no relative positions, for example), which gives no warning and no error
+            under `strict`.
     """
 
     name: str
@@ -252,7 +253,7 @@ class Peer:
     distribution: str
     hashes: Mapping[str, str] = field(default_factory=dict)
     why_not_module: Check = _no_reason
-    other: Check = _no_reason
+    why_nothing_to_do: Check = _no_reason
 
     def original(self) -> Any:
         """Import the package and return the original class."""
@@ -265,7 +266,7 @@ class Peer:
             return None
         try:
             found = source_hash(original)
-        except NotItsSource as error:
+        except ReplacedCode as error:
             return str(error)
         except (OSError, TypeError) as error:
             return f"its source cannot be read ({error}); tested: {self.tested()}"

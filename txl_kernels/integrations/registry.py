@@ -17,7 +17,7 @@ from torch import nn
 
 from txl_kernels.integrations.adapters import KNOWN
 from txl_kernels.integrations.peer import Accelerated, Peer
-from txl_kernels.integrations.source import NotItsSource, check_code, parts, source_hash
+from txl_kernels.integrations.source import ReplacedCode, check_code, parts, source_hash
 
 PREFIX = "Accelerated"
 _peers: dict[str, Peer] = {peer.path: peer for peer in KNOWN}
@@ -41,7 +41,7 @@ def path_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def look_alikes(module: nn.Module) -> Iterator[Peer]:
+def similar_peers(module: nn.Module) -> Iterator[Peer]:
     """Yield the peers whose adapter takes the same arguments as the module's method and finds the
     attributes that it needs on the module; first those whose class has the same name."""
     name = "." + type(module).__name__
@@ -70,10 +70,10 @@ def _fits(theirs: list[str], ours: Any) -> bool:
     return following is None
 
 
-def of_known_source(module: nn.Module) -> Peer | None:
+def find_copied_peer(module: nn.Module) -> Peer | None:
     """Return the peer of whose class the module's class is a copy, in any package, or None."""
     hashed = None
-    for peer in look_alikes(module):
+    for peer in similar_peers(module):
         try:
             hashed = hashed or source_hash(type(module))
         except (OSError, TypeError):
@@ -159,7 +159,7 @@ def _known_parts(peer: Peer, original: type) -> list[Any]:
         if inspect.isclass(part) and issubclass(part, nn.Module):
             try:
                 check_code(part)
-            except NotItsSource:
+            except ReplacedCode:
                 continue
             except (OSError, TypeError):  # a notebook's class, for example
                 pass

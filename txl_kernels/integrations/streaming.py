@@ -23,13 +23,9 @@ _stored: "weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[Any, ...]]]" = we
 
 
 def cached(
-    module: nn.Module,
-    name: str,
-    projections: tuple[nn.Module, ...],
-    x: Tensor,
-    frames: int,
+    module: nn.Module, name: str, projections: tuple[nn.Module, ...], x: Tensor, frames: int,
     project: Callable[[], tuple[Tensor, ...]],
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Return project(), or the result that `store` or an earlier call stored for an equal x and the
     same parameters.
 

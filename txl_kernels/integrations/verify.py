@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from txl_kernels.integrations.peer import STATE, Accelerated, Peer, RandomInputs, new_state
 from txl_kernels.integrations.registry import accelerated_class
-from txl_kernels.integrations.wrapped import swap
+from txl_kernels.integrations.wrapped import set_class
 
 TOLERANCE = 2e-4  # relative to the largest value of a tensor; another formula differs by much more
 
@@ -36,12 +36,12 @@ def difference(module: nn.Module, peer: Peer, ancestors: Sequence[nn.Module]) ->
 
 
 def _difference(module: nn.Module, peer: Peer, ancestors: Sequence[nn.Module]) -> str | None:
-    slow = _disturbed(module)
+    slow = _perturbed(module)
     fast = copy.deepcopy(slow)
     fast.__dict__[STATE] = new_state(weights="none", **peer.adapter.settings_from(ancestors))
-    swap(fast, accelerated_class(peer, type(module)))
+    set_class(fast, accelerated_class(peer, type(module)))
     frames = peer.adapter.sample_length(slow)
-    for said, seen in _masks(frames):
+    for label, seen in _masks(frames):
         sample = peer.adapter.sample(slow, RandomInputs(frames), seen)
         if sample is None:
             return f"there is no input to try {peer.name} with"
@@ -50,17 +50,17 @@ def _difference(module: nn.Module, peer: Peer, ancestors: Sequence[nn.Module]) -
         for name, wanted in theirs.items():
             found = ours.get(name)
             if found is None or found.shape != wanted.shape:
-                return f"{said}: no {name} like its own"
-            off = float((found - wanted).abs().max())
+                return f"{label}: no {name} like its own"
+            error = float((found - wanted).abs().max())
             largest = float(wanted.abs().max())
-            if not off <= TOLERANCE * largest + 1e-5:
-                return f"{said}: {name} is off by {off:.2g}, of at most {largest:.2g}"
+            if not error <= TOLERANCE * largest + 1e-5:
+                return f"{label}: {name} is off by {error:.2g}, of at most {largest:.2g}"
     if isinstance(fast, Accelerated) and fast.fallbacks:
         return "its own code had to answer: " + "; ".join(fast.fallbacks)
     return None
 
 
-def _disturbed(module: nn.Module) -> nn.Module:
+def _perturbed(module: nn.Module) -> nn.Module:
     inputs = RandomInputs(0)
     slow = copy.deepcopy(module).to("cpu", torch.float32).eval()
     with torch.no_grad():

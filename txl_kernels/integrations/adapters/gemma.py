@@ -14,13 +14,13 @@ from txl_kernels.integrations.attention import (
     attend,
     blocked_bounds,
     bounds_or_reason,
+    crop,
+    intersect,
     is_zero,
     memoized,
     merge_heads,
-    narrower,
     project_table,
     split_heads,
-    within,
 )
 from txl_kernels.integrations.peer import Accelerated, RandomInputs, Sample, width_of
 
@@ -34,7 +34,7 @@ class Gemma(Accelerated):
 
     def attend_capped(self: Any, q: Tensor, k: Tensor, v: Tensor, r: Tensor, *bounds: Any, **settings: Any) -> Tensor:
         """Return the attention [B, H, L, D] with capped scores, within the module's own context."""
-        window = narrower((self.max_past_horizon, self.max_future_horizon), self.setting("window"))
+        window = intersect((self.max_past_horizon, self.max_future_horizon), self.setting("window"))
         softcap = float(self.attention_logits_soft_cap)
         return attend(q, k, v, r, None, None, *bounds, window=window, scale=1.0, softcap=softcap, **settings)
 
@@ -56,10 +56,10 @@ class Gemma3n(Gemma):
         heads = self.num_heads
         q, k, v = (split_heads(f(hidden_states), heads) for f in (self.q_proj, self.k_proj, self.v_proj))
         q = q * (self.q_scale * F.softplus(self.per_dim_scale)).to(q.dtype)
-        window = narrower((self.max_past_horizon, self.max_future_horizon), self.setting("window"))
+        window = intersect((self.max_past_horizon, self.max_future_horizon), self.setting("window"))
         positions = self.relative_position_embedding
         distances = torch.arange(self.max_past_horizon, -self.max_future_horizon - 1, -1, device=q.device)
-        encodings, past = within(window, positions._get_timing_signal_1d_pos(distances, q.dtype), self.max_past_horizon)
+        encodings, past = crop(window, positions._get_timing_signal_1d_pos(distances, q.dtype), self.max_past_horizon)
         r = project_table(positions.pos_proj, encodings, heads)
         return self.attend_capped(q, k, v, r, bounds, past=past).transpose(1, 2)  # type: ignore[no-any-return]
 

@@ -62,10 +62,8 @@ class Granite5(Accelerated):
         bounds = bounds_or_reason(why, attention_mask, keys=hidden_states.size(1))
         if isinstance(bounds, str):
             return bounds
-        q, k, v = (
-            f(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for f in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        width = self.head_dim
+        q, k, v = (split_heads(f(hidden_states), width=width) for f in (self.q_proj, self.k_proj, self.v_proj))
         return self.o_proj(_in_blocks(self, q, k, v, bounds, zero, scale=self.scaling, dropout_p=dropout_p)), None
 
 

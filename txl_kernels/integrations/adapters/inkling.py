@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from txl_kernels.integrations.adapters.inkling_masks import Keys, Seen, distances_of, keys_of, mask_of, without_pairs
+from txl_kernels.integrations.adapters.inkling_masks import (
+    CachedKeys,
+    CausalMask,
+    distances_of,
+    forward_with_intervals,
+    keys_of,
+    mask_of,
+)
 from txl_kernels.integrations.adapters.transformers import implementation_of, interface_bounds, peer, why_not_interface
 from txl_kernels.integrations.attention import (
     ALL,
@@ -22,9 +29,9 @@ from txl_kernels.integrations.attention import (
     Window,
     attend,
     condition_met,
+    intersect,
     memoized,
     merge_heads,
-    narrower,
 )
 from txl_kernels.integrations.peer import Accelerated, has_user_hooks
 
@@ -39,17 +46,17 @@ class TextModel(Accelerated):
         """Prepare an accelerated class; register it with transformers' collector of hidden states,
         attention weights and router logits, which knows models by the names of their classes."""
         super().__init_subclass__(**kwargs)
-        cls._without_pairs = without_pairs(cls.original)
+        cls._forward_with_intervals = forward_with_intervals(cls.original)
         capturing: Any = sys.modules.get("transformers.utils.output_capturing")
         if capturing is not None:
             capturing._CAN_RECORD_REGISTRY[cls.__new__(cls)] = cls._can_record_outputs
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._needs_pairs(kwargs):  # a layer that falls back counts it
+        if self._needs_pair_masks(kwargs):  # a layer that falls back counts it
             return self.original.forward(self, *args, **kwargs)
-        return self._without_pairs(*args, **kwargs)
+        return self._forward_with_intervals(*args, **kwargs)
 
-    def _needs_pairs(self: Any, kwargs: dict[str, Any]) -> bool:
+    def _needs_pair_masks(self: Any, kwargs: dict[str, Any]) -> bool:
         """Whether an original layer may answer, or a hook on a layer may read its arguments, which
         needs masks and distances of all pairs."""
         text = getattr(self, "language_model", self)
@@ -68,7 +75,7 @@ class TextModel(Accelerated):
 class Attention(Accelerated):
     """The common part of the attention layers of Inkling and of Inkling 2."""
 
-    def _bounds(self: Any, mask: Any, keys: Keys | None, length: int, **kwargs: Any) -> tuple[Bounds, bool] | str:
+    def _bounds(self: Any, mask: Any, keys: CachedKeys | None, length: int, **kwargs: Any) -> tuple[Bounds, bool] | str:
         """Return the intervals of keys that queries see, and whether causality and the window hide
         keys of them; or the reason why the original must answer.
 
@@ -78,7 +85,7 @@ class Attention(Accelerated):
             return "a static cache in a compiled call"
         if not 0 <= keys.past <= keys.total - length:
             return "queries beyond the keys of their cache"
-        if isinstance(mask, Seen):
+        if isinstance(mask, CausalMask):
             return (mask.start, mask.end), True
         implementation, window = implementation_of(self), self.sliding_window
         if mask is None:
@@ -100,7 +107,7 @@ class Attention(Accelerated):
         return bounds, False
 
     def _attend(
-        self: Any, q: Tensor, p: Tensor, k: Tensor, v: Tensor, table: Tensor, keys: Keys, bounds: Bounds, causal: bool,
+        self: Any, q: Tensor, p: Tensor, k: Tensor, v: Tensor, table: Tensor, keys: CachedKeys, bounds: Bounds, causal: bool,
         sink: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Return the attention, [B, L, H * D].
@@ -129,14 +136,14 @@ class Attention(Accelerated):
         window: Window = self.setting("window")
         if not causal:
             return window
-        return narrower((None if self.sliding_window is None else self.sliding_window - 1, 0), window)
+        return intersect((None if self.sliding_window is None else self.sliding_window - 1, 0), window)
 
     def _dropout(self: Any) -> float:
         return float(self.attention_dropout) if self.training else 0.0
 
     def _mask_of(self: Any, mask: Any, x: Tensor) -> Any:
         """Return the mask that the original expects with hidden states x."""
-        if not isinstance(mask, Seen):
+        if not isinstance(mask, CausalMask):
             return mask
         return mask_of(mask, x.size(1), self.sliding_window, x, additive=self.config._attn_implementation != "sdpa")
 
@@ -152,7 +159,7 @@ class Inkling(Attention):
         cache = kwargs.pop("past_key_values", None) if cache is None else cache
         length, layer = hidden_states.size(1), self.layer_idx
         why = why_not_interface(self, kwargs) or self.why_not_kernel(hidden_states, self._dropout())
-        keys = attention_mask.keys if isinstance(attention_mask, Seen) else None
+        keys = attention_mask.keys if isinstance(attention_mask, CausalMask) else None
         if why is None and keys is None:
             keys = keys_of(cache, layer, length)
         found = why or self._bounds(attention_mask, keys, length, **kwargs)
@@ -205,7 +212,7 @@ class Inkling2(Attention):
         found = why or self._bounds(attention_mask, keys, length, **kwargs)
         if isinstance(found, str):
             mask = self._mask_of(attention_mask, hidden_states)
-            if isinstance(relative_distance, Keys):
+            if isinstance(relative_distance, CachedKeys):
                 relative_distance = distances_of(relative_distance, length, hidden_states.device)
             return self.fall_back(  # type: ignore[no-any-return]
                 found, hidden_states, attention_mask=mask, relative_distance=relative_distance, cache=cache, **kwargs
@@ -253,12 +260,12 @@ class Full(Inkling2):
         )  # fmt: skip
 
 
-def _keys_of(distances: Tensor) -> Keys | None:
+def _keys_of(distances: Tensor) -> CachedKeys | None:
     """Return the keys of a cache from the distances [L, S] that an original text model passes; None
     if they are of another order."""
     if isinstance(distances, FakeTensor):
         return None
-    keys = Keys(int(distances[0, 0]), distances.size(1), 0)
+    keys = CachedKeys(int(distances[0, 0]), distances.size(1), 0)
     usual = distances_of(keys, distances.size(0), distances.device)
     return keys if condition_met((distances == usual).all(), "distances are of another order") else None
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from txl_kernels.integrations.adapters.shared_bias import all_pairs, farthest_first
 from txl_kernels.integrations.adapters.transformers import interface_bounds, peer
-from txl_kernels.integrations.attention import attend, dropout_of, merge_heads
+from txl_kernels.integrations.attention import attend, dropout_of, merge_heads, split_heads
 from txl_kernels.integrations.peer import Accelerated
 
 
@@ -19,13 +19,9 @@ class MPNet(Accelerated):
     skips = ("dropout",)
 
     def forward(
-        self: Any,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        position_bias: Tensor | None = None,
-        output_attentions: bool = False,
-        **kwargs: Any,
-    ) -> tuple[Any, ...]:
+        self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, position_bias: Tensor | None = None,
+        output_attentions: bool = False, **kwargs: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
         dropout_p = dropout_of(self.dropout)
         why = self.why_not_kernel(hidden_states, dropout_p)
         if output_attentions:  # the caller unpacks them
@@ -40,10 +36,7 @@ class MPNet(Accelerated):
             if bias is not None and bias.dim() == 2:
                 bias = all_pairs(bias, hidden_states.size(1))
             return self.fall_back(str(bounds), hidden_states, attention_mask, bias, output_attentions, **kwargs)  # type: ignore[no-any-return]
-        q, k, v = (
-            f(hidden_states).unflatten(-1, (-1, self.attention_head_size)).transpose(1, 2)
-            for f in (self.q, self.k, self.v)
-        )
+        q, k, v = (split_heads(f(hidden_states), width=self.attention_head_size) for f in (self.q, self.k, self.v))
         out = attend(
             q, k, v, None, None, None, bounds, r_bias=position_bias.to(q.dtype), zero_row=q.size(2) - 1,
             position_scale=1.0, dropout_p=dropout_p, window=self.setting("window"),

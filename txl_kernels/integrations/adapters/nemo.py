@@ -20,11 +20,11 @@ from txl_kernels.integrations.attention import (
     bounds_of,
     bounds_or_reason,
     dropout_of,
+    intersect,
     is_true,
     is_zero,
     memoized,
     merge_heads,
-    narrower,
     project_table,
     split_heads,
 )
@@ -139,7 +139,7 @@ class NeMoLocal(Accelerated):
             r = torch.cat([r[..., : right + 1, :], none, r[..., right + 1 :, :]], -2)  # -w .. w
             out = attend(
                 q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, zero_row=w, dropout_p=dropout_p,
-                window=narrower((left, right), self.setting("window")),
+                window=intersect((left, right), self.setting("window")),
             )  # fmt: skip
             return self.linear_out(merge_heads(out).masked_fill(pad_mask.unsqueeze(-1), 0.0))
 
@@ -216,5 +216,5 @@ PEERS = (
          "nemo.collections.asr.parts.submodules.multi_head_attention.RelPositionMultiHeadAttentionLongformer",
          NeMoLocal, "nemo-toolkit", {"3.0.0": "9a9592235a79dedd"}, why_not_module=_has_global_tokens),
     Peer("NeMoTransformer", "nemo.collections.asr.modules.transformer_encoder.MultiHeadAttention", NeMoTransformer,
-         "nemo-toolkit", {"3.0.0": "f6db2c1058357dc5"}, other=_without_positions),
+         "nemo-toolkit", {"3.0.0": "f6db2c1058357dc5"}, why_nothing_to_do=_without_positions),
 )  # fmt: skip

@@ -34,7 +34,7 @@ class SpeechBrain(Accelerated):
         elif attn_mask is not None and (attn_mask.dim() != 2 or attn_mask.dtype != torch.bool):
             why = "an additive mask, or one for each head"
         bounds = bounds_or_reason(
-            why, None if why is not None else _seen(key_padding_mask, attn_mask), keys=key.size(1)
+            why, None if why is not None else _visible(key_padding_mask, attn_mask), keys=key.size(1)
         )
         if isinstance(bounds, str):
             return bounds
@@ -49,7 +49,7 @@ class SpeechBrain(Accelerated):
         return (projected, None) if return_attn_weights else projected
 
 
-def _seen(padding: Tensor | None, hidden: Tensor | None) -> Tensor | None:
+def _visible(padding: Tensor | None, hidden: Tensor | None) -> Tensor | None:
     """Return where queries see keys, [B, L or 1, S], by a padding mask [B, S] and a mask [L, S],
     both True where hidden; None for all keys."""
     seen = None if padding is None else ~padding.bool().unsqueeze(1)

@@ -20,7 +20,15 @@ from txl_kernels.integrations.adapters.transformers import (
     peer,
     why_not_interface,
 )
-from txl_kernels.integrations.attention import Bounds, attend, blocked_bounds, memoized, merge_heads, narrower
+from txl_kernels.integrations.attention import (
+    Bounds,
+    attend,
+    blocked_bounds,
+    intersect,
+    memoized,
+    merge_heads,
+    split_heads,
+)
 from txl_kernels.integrations.peer import Accelerated
 from txl_kernels.positions import t5_bucket_numbers
 
@@ -47,20 +55,15 @@ class Buckets(Accelerated):
         return float(self.dropout) if self.training else 0.0
 
     def answer(
-        self: Any,
-        x: Tensor,
-        bounds: Bounds,
-        mask: Tensor | None,
-        bias: Tensor | None,
-        cache: Any,
+        self: Any, x: Tensor, bounds: Bounds, mask: Tensor | None, bias: Tensor | None, cache: Any,
         kwargs: dict[str, Any],
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Return the module's output and the biases [H, T]: those given, or of its own table.
 
         mask: the mask of `bounds`; without one transformers' sdpa is causal in a decoder.
         """
         length = x.size(1)
-        q, k, v = (f(x).unflatten(-1, (-1, self.key_value_proj_dim)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        q, k, v = (split_heads(f(x), width=self.key_value_proj_dim) for f in (self.q, self.k, self.v))
         seen: Any = 0
         if cache is not None:
             seen = cache.get_seq_length(self.layer_idx)
@@ -93,15 +96,9 @@ class T5(SharesBias, Buckets):
     blocks, inner = "block", "layer.0.SelfAttention"
 
     def forward(
-        self: Any,
-        hidden_states: Tensor,
-        mask: Tensor | None = None,
-        key_value_states: Tensor | None = None,
-        position_bias: Tensor | None = None,
-        past_key_values: Any = None,
-        cache: Any = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        self: Any, hidden_states: Tensor, mask: Tensor | None = None, key_value_states: Tensor | None = None,
+        position_bias: Tensor | None = None, past_key_values: Any = None, cache: Any = None, **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         why = self.why_original(hidden_states, key_value_states, kwargs)
         why = why or self.why_no_bias(position_bias, self.has_relative_attention_bias)
         held = cache if past_key_values is None else past_key_values
@@ -120,13 +117,9 @@ class T5(SharesBias, Buckets):
 
 class UMT5(Buckets):
     def forward(
-        self: Any,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
-        cache: Any = None,
-        attention_mask: Tensor | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None] | str:
+        self: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None, cache: Any = None,
+        attention_mask: Tensor | None = None, **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None] | str:  # fmt: skip
         held = kwargs.get("past_key_values") if cache is None else cache  # the name of `cache` before 5.24
         why = self.why_original(hidden_states, encoder_hidden_states, kwargs)
         if why is None and not self.has_relative_attention_bias:
@@ -145,12 +138,9 @@ class LongT5Local(SharesBias):
     needs = ("q", "k", "v", "o", "key_value_proj_dim", "local_radius", "block_len", "relative_attention_max_distance")
 
     def forward(
-        self: Any,
-        hidden_states: Tensor,
-        mask: Any = None,
-        position_bias: Tensor | None = None,
+        self: Any, hidden_states: Tensor, mask: Any = None, position_bias: Tensor | None = None,
         output_attentions: bool = False,
-    ) -> tuple[Any, ...]:
+    ) -> tuple[Any, ...]:  # fmt: skip
         dropout_p = float(self.dropout) if self.training else 0.0
         length, radius = hidden_states.size(1), self.local_radius
         why = self.why_not_kernel(hidden_states, dropout_p)
@@ -168,15 +158,12 @@ class LongT5Local(SharesBias):
                 bias = _pairs_in_blocks(bias, mask, radius)
             found: Any = self.fall_back(bounds or "a mask with holes", hidden_states, mask, bias, output_attentions)
             return found if position_bias is None else (found[0], position_bias, *found[2:])
-        q, k, v = (
-            f(hidden_states).unflatten(-1, (-1, self.key_value_proj_dim)).transpose(1, 2)
-            for f in (self.q, self.k, self.v)
-        )
+        q, k, v = (split_heads(f(hidden_states), width=self.key_value_proj_dim) for f in (self.q, self.k, self.v))
         if position_bias is None:
             position_bias = _biases(self, torch.arange(-radius, radius + 1, device=q.device))
         out = attend(
             q, k, v, None, None, None, bounds, r_bias=position_bias.to(q.dtype), zero_row=radius, scale=1.0,
-            window=narrower((radius, radius), self.setting("window")), dropout_p=dropout_p,
+            window=intersect((radius, radius), self.setting("window")), dropout_p=dropout_p,
         )  # fmt: skip
         return self.o(merge_heads(out)), position_bias
 
@@ -209,7 +196,7 @@ def _why_not_global(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | 
     return "transient global attention: every query also sees the means of blocks, with biases of another kind"
 
 
-_CHECKS = {"why_not_module": T5.why_not_alone, "other": _cross_attention}
+_CHECKS = {"why_not_module": T5.why_not_alone, "why_nothing_to_do": _cross_attention}
 PEERS = (
     peer("T5", "t5.T5Attention", T5, {"5.23.0": "fe1088cb009f7b48", "5.24.0": "b71ea11c679bbb47"}, **_CHECKS),
     peer("MT5", "mt5.MT5Attention", T5, {"5.23.0": "6d1e3bce068bec0c", "5.24.0": "b97397c624c1ecdb"}, **_CHECKS),
@@ -221,5 +208,5 @@ PEERS = (
          why_not_module=LongT5Local.why_not_alone),
     peer("LongT5TransientGlobal", "longt5.LongT5TransientGlobalAttention", Accelerated,
          {"5.24.0": "55d08ca5fc6a2a84"}, why_not_module=_why_not_global),
-    peer("UMT5", "umt5.UMT5Attention", UMT5, {"5.24.0": "52a8175c2b58c9ad"}, other=_cross_attention),
+    peer("UMT5", "umt5.UMT5Attention", UMT5, {"5.24.0": "52a8175c2b58c9ad"}, why_nothing_to_do=_cross_attention),
 )  # fmt: skip

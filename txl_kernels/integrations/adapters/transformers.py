@@ -110,12 +110,9 @@ class HFConformer(Accelerated):
         return inputs.frames(width_of(module.linear_q)), lambda m, x: m(x, **given)[0]
 
     def forward(
-        self: Any,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        relative_position_embeddings: Tensor | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, None] | str:
+        self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None,
+        relative_position_embeddings: Tensor | None = None, **kwargs: Any,
+    ) -> tuple[Tensor, None] | str:  # fmt: skip
         dropout_p = float(self.dropout.p) if self.training else 0.0
         why = why_not_interface(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
         boolean = isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.bool
@@ -183,10 +180,8 @@ class Parakeet(Accelerated):
         bounds = interface_bounds(why, attention_mask, None if given else hidden_states.size(1))
         if isinstance(bounds, str):
             return bounds
-        q, k, v = (
-            f(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for f in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        width = self.head_dim
+        q, k, v = (split_heads(f(hidden_states), width=width) for f in (self.q_proj, self.k_proj, self.v_proj))
         if cache is not None:
             k, v = cache.update(k, v, self.layer_idx, kwargs=kwargs)
         elif past_key_values is not None:
@@ -214,12 +209,9 @@ class FastSpeech2(Accelerated):
         return inputs.frames(width_of(module.linear_q)), lambda m, x: m(x, mask, table)[0]
 
     def forward(
-        self: Any,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        pos_emb: Tensor | None = None,
+        self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, pos_emb: Tensor | None = None,
         output_attentions: bool | None = False,
-    ) -> tuple[Tensor, None] | str:
+    ) -> tuple[Tensor, None] | str:  # fmt: skip
         dropout_p = dropout_of(self.dropout)
         why = self.why_not_kernel(hidden_states, dropout_p)
         if output_attentions and self.setting("weights") == "fallback":
@@ -255,15 +247,9 @@ class XLNet(Accelerated):
         return {"bi_data": any(getattr(config, "bi_data", False) for config in configs)} if configs else {}
 
     def rel_attn_core(
-        self: Any,
-        q_head: Tensor,
-        k_head_h: Tensor,
-        v_head_h: Tensor,
-        k_head_r: Tensor,
-        seg_mat: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        output_attentions: bool = False,
-    ) -> Any:
+        self: Any, q_head: Tensor, k_head_h: Tensor, v_head_h: Tensor, k_head_r: Tensor, seg_mat: Tensor | None = None,
+        attn_mask: Tensor | None = None, output_attentions: bool = False,
+    ) -> Any:  # fmt: skip
         dropout_p = dropout_of(self.dropout)
         why = self.why_not_kernel(q_head, dropout_p)
         if output_attentions:  # the caller unpacks a pair
@@ -351,7 +337,7 @@ def _why_not_phi4(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | No
     return "its bias of all pairs comes added to its bool mask, which hides nothing: it adds 0 and 1 to scores"
 
 
-_CHECKS = {"why_not_module": _why_not, "other": _without_positions}
+_CHECKS = {"why_not_module": _why_not, "why_nothing_to_do": _without_positions}
 PEERS = (
     peer("Wav2Vec2Conformer", "wav2vec2_conformer.Wav2Vec2ConformerSelfAttention", HFConformer,
          {"5.23.0": "524dbb017d83847d"}, **_CHECKS),

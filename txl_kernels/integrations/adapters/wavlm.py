@@ -47,13 +47,9 @@ class WavLM(Gated):
     needs = ("gru_rel_pos_const", "gru_rel_pos_linear", "num_buckets", "max_distance", "q_proj", "out_proj")
 
     def forward(
-        self: Any,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        position_bias: Tensor | None = None,
-        index: int = 0,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, position_bias: Tensor | None = None,
+        index: int = 0, **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         dropout_p = float(self.dropout) if self.training else 0.0
         why = why_not_interface(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
         why = why or self.why_no_bias(position_bias, hasattr(self, "rel_attn_embed"))
@@ -82,19 +78,11 @@ class BEATs(Gated):
     needs = ("gru_rel_pos", "has_relative_attention_bias", "dropout_module", "bias_k", "add_zero_attn", "q_head_dim")
 
     def forward(
-        self: Any,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        key_padding_mask: Tensor | None = None,
-        incremental_state: Any = None,
-        need_weights: bool = True,
-        static_kv: bool = False,
-        attn_mask: Tensor | None = None,
-        before_softmax: bool = False,
-        need_head_weights: bool = False,
+        self: Any, query: Tensor, key: Tensor | None, value: Tensor | None, key_padding_mask: Tensor | None = None,
+        incremental_state: Any = None, need_weights: bool = True, static_kv: bool = False,
+        attn_mask: Tensor | None = None, before_softmax: bool = False, need_head_weights: bool = False,
         position_bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         dropout_p = dropout_of(self.dropout_module)
         why = self.why_not_kernel(query, dropout_p)
         if before_softmax or ((need_weights or need_head_weights) and self.setting("weights") == "fallback"):
@@ -154,7 +142,7 @@ def _without_positions(module: nn.Module, ancestors: Sequence[nn.Module]) -> str
 PEERS = (
     peer("WavLM", "wavlm.WavLMAttention", WavLM, {"5.24.0": "d8618ff0f5a9a61c"}, why_not_module=WavLM.why_not_alone),
     Peer("ESPnetBEATs", "espnet2.asr.encoder.beats_encoder.MultiheadAttention", BEATs, "espnet",
-         {"202511": "68e6f07fda44b9b0"}, why_not_module=_why_not_beats, other=_without_positions),
+         {"202511": "68e6f07fda44b9b0"}, why_not_module=_why_not_beats, why_nothing_to_do=_without_positions),
     Peer("SpeechBrainBEATs", "speechbrain.lobes.models.beats.MultiheadAttention", BEATs, "speechbrain",
-         {"1.1.2": "66af835bbc66ca7c"}, why_not_module=_why_not_beats, other=_without_positions),
+         {"1.1.2": "66af835bbc66ca7c"}, why_not_module=_why_not_beats, why_nothing_to_do=_without_positions),
 )  # fmt: skip

@@ -58,5 +58,5 @@ PEERS = (
     Peer("CosyVoice", "cosyvoice.transformer.attention.RelPositionMultiHeadedAttention", WeNet, "cosyvoice2-eu",
          {"0.2.8": "3b909f2c9ca39382", "chatterbox-tts 0.1.7": "083ed3b1aad87b0c"}),
     Peer("WeNetUnshifted", "indextts.gpt.conformer.attention.RelPositionMultiHeadedAttention", WeNet,
-         "indextts2-inference", {"2.1.1": "154d90454687dff3"}, other=_without_positions),
+         "indextts2-inference", {"2.1.1": "154d90454687dff3"}, why_nothing_to_do=_without_positions),
 )  # fmt: skip
