@@ -1,10 +1,10 @@
-"""Inkling, Inkling 2 and its loop variant, whole text models: what the originals' eager attention
-gives, by the same tokens, masks and caches."""
+"""Inkling, Inkling 2 and its loop variant: whole text models, accelerated, give what the originals'
+eager attention gives for the same tokens and masks."""
 
 import contextlib
 import copy
+import inspect
 import os
-import pickle
 import runpy
 import sys
 from collections.abc import Callable
@@ -27,18 +27,18 @@ from inkling_models import (
     model_of,
     same,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from txl_kernels.integrations import accelerate, restore
+from txl_kernels.integrations import accelerate
 from txl_kernels.integrations.adapters import inkling as adapter
 
-pytestmark = pytest.mark.peers
+EACH = pytest.mark.parametrize("name", NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_model_of_several_modalities(name: str) -> None:
-    """Its towers are left alone; Inkling's makes its text model's masks itself."""
+@EACH
+def test_model_of_several_modalities(name: str) -> None:
+    """Its towers are left alone; Inkling's model makes its text model's masks itself."""
     import transformers
 
     text = model_of(name).config
@@ -66,14 +66,18 @@ def test_a_model_of_several_modalities(name: str) -> None:
     assert not report.fallbacks
 
 
-@pytest.mark.parametrize("given", GIVEN)
-@pytest.mark.parametrize("name", NAMES)
-def test_outputs_and_gradients(name: str, given: str) -> None:
-    model = model_of(name)
+@pytest.mark.parametrize(("given", "checkpointing"), [*((given, False) for given in GIVEN), ("right padding", True)])
+@EACH
+def test_outputs_and_gradients(name: str, given: str, checkpointing: bool) -> None:
+    model = model_of(name).train(checkpointing)
     want = logits_and_gradients(model, GIVEN[given])
     report = accelerate(model, strict=True)
-    found = logits_and_gradients(model, GIVEN[given])
+    if checkpointing:
+        model.activation_checkpointing_enable()
+    with mock.patch.object(adapter, "attend", wraps=adapter.attend) as spied:
+        found = logits_and_gradients(model, GIVEN[given])
     assert not report.fallbacks
+    assert spied.call_count == (8 if name == "Inkling2Loop" else 4) * (1 + checkpointing)  # again in backward
     assert found.keys() == want.keys()
     for key, value in want.items():
         # Gradients that are sums of many cancelling terms: 4e-5 of the largest.
@@ -82,8 +86,8 @@ def test_outputs_and_gradients(name: str, given: str) -> None:
 
 @pytest.mark.parametrize("given", [given for given in GIVEN if "padding" not in given])
 def test_in_float64(given: str, any_dtype: None) -> None:
-    """Inkling's own code rounds softmax, convolutions and log scaling to float32. With padding, it
-    gives NaN: the softmax in float32 is over the lowest numbers of float64."""
+    """Inkling's own code rounds softmax, convolutions and log scaling to float32. With padding it
+    gives NaN, from a softmax in float32 over the lowest numbers of float64."""
     model = model_of("Inkling", experts_implementation="eager").double()  # the default one has no float64
     options = {key: x.double() if x is not None and key == "attention_mask" and x.dim() == 4 else x
                for key, x in GIVEN[given].items()}  # fmt: skip
@@ -96,10 +100,10 @@ def test_in_float64(given: str, any_dtype: None) -> None:
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@EACH
 def test_bfloat16(name: str, autocast: bool) -> None:
-    """As near to float32 as the original's own, on average. All experts are taken: a choice among
-    them would jump."""
+    """The mean error is at most twice the original's. All experts are used: a choice among them is
+    not continuous."""
     model = model_of(name, num_experts_per_tok=4)
     exact = logits(model, attention_mask=LEFT)
     if not autocast:
@@ -119,7 +123,7 @@ def test_bfloat16(name: str, autocast: bool) -> None:
 
 
 def test_sdpa() -> None:
-    """Which Inkling alone supports. Its masks are boolean, and left out where they are causal."""
+    """Inkling alone supports it. Its masks are boolean, and None where they are causal."""
     for given in ({}, GIVEN["left padding"], {"attention_mask": causal_mask(additive=False)}):
         model = model_of("Inkling", "sdpa")
         want = logits(model, **given)
@@ -128,22 +132,8 @@ def test_sdpa() -> None:
         assert not report.fallbacks
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_checkpointing(name: str) -> None:
-    model = model_of(name).train()
-    given = GIVEN["right padding"]
-    want = logits_and_gradients(model, given)
-    accelerate(model, strict=True)
-    model.activation_checkpointing_enable()
-    with mock.patch.object(adapter, "attend", wraps=adapter.attend) as spied:
-        found = logits_and_gradients(model, given)
-    assert spied.call_count == 2 * (8 if name == "Inkling2Loop" else 4)  # forward, and again in backward
-    for key, value in want.items():
-        torch.testing.assert_close(found[key], value, rtol=0, atol=1e-4 * float(value.abs().max()) + 1e-7, msg=key)
-
-
 class Pairs(TorchDispatchMode):
-    """The shapes of results with two axes of L or more elements."""
+    """Records the results with two axes of L or more elements."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -158,13 +148,13 @@ class Pairs(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("given", ["whole", "left padding", "packed rows"])
-@pytest.mark.parametrize("name", NAMES)
-def test_no_mask_and_no_distances_of_all_pairs(name: str, given: str) -> None:
+@EACH
+def test_no_tensors_of_all_pairs(name: str, given: str) -> None:
     model = model_of(name)
     with Pairs() as theirs:
         logits(model, **GIVEN[given])
     accelerate(model, strict=True)
-    values = mock.patch.object(adapter, "attend", lambda q, k, v, *args, **kwargs: q)  # a kernel has none, either
+    values = mock.patch.object(adapter, "attend", lambda q, k, v, *args, **kwargs: q)  # the reference has some
     with values, Pairs() as ours:
         logits(model, **GIVEN[given])
     assert theirs.found
@@ -172,34 +162,35 @@ def test_no_mask_and_no_distances_of_all_pairs(name: str, given: str) -> None:
 
 
 def fall_backs(model: Any, run: Callable[[], Tensor], **accelerated: Any) -> dict[str, int]:
-    """Check that results are the original's, and return the calls that it answered, by reason."""
+    """Check that results are the original's, and return the calls that it answered by reason."""
     want = run()
     report = accelerate(model, **accelerated)
     same(run(), want)
     return report.fallbacks
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_the_original_answers(name: str) -> None:
+HIDDEN_KEY = "a mask with holes"
+FALLBACKS: dict[str, tuple[dict[str, Any], str]] = {
+    "2D mask with a hole": ({"attention_mask": HOLES}, HIDDEN_KEY),
+    "4D mask with a hole": ({"attention_mask": causal_mask(hole=True)}, HIDDEN_KEY),
+    "other values": (
+        {"attention_mask": causal_mask() * 1e-39 - 0.1}, "an additive mask of other values than 0 and -inf"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", FALLBACKS)
+@EACH
+def test_fallbacks(name: str, mask: str) -> None:
+    given, reason = FALLBACKS[mask]
+    model = model_of(name)
     layers = 8 if name == "Inkling2Loop" else 4  # two of six run twice
-    with_holes = "a mask with holes"
-    model = model_of(name)
-    assert fall_backs(model, lambda: logits(model, attention_mask=HOLES)) == {with_holes: layers}
-    model = model_of(name)
-    assert fall_backs(model, lambda: logits(model, attention_mask=causal_mask(hole=True))) == {with_holes: layers}
-    model = model_of(name)
-    biased = causal_mask() * 1e-39 - 0.1
-    assert list(fall_backs(model, lambda: logits(model, attention_mask=biased))) == [
-        "an additive mask of other values than 0 and -inf"
-    ]
-    model = model_of(name)
-    wanted = "attention weights asked for"
-    assert fall_backs(model, lambda: model(TOKENS, output_attentions=True).attentions[-1]) == {wanted: layers}
+    assert fall_backs(model, lambda: logits(model, **given)) == {reason: layers}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@EACH
 def test_hidden_states_and_router_logits(name: str) -> None:
-    """transformers collects them by the name of the model's class."""
+    """transformers collects them by the name of the model's class. Its own hooks, which stay after
+    that call, need no masks of all pairs."""
     model = model_of(name)
 
     def collected() -> list[Tensor]:
@@ -212,12 +203,14 @@ def test_hidden_states_and_router_logits(name: str) -> None:
     for theirs, ours in zip(want, collected(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     assert not report.fallbacks
+    assert any(layer._forward_hooks for layer in model.model.layers)
+    assert not model.model._needs_pair_masks({})
 
 
 @pytest.mark.parametrize("given", ["left padding", "packed rows"])
-@pytest.mark.parametrize("name", NAMES)
-def test_one_layer_that_falls_back(name: str, given: str) -> None:
-    """It gets the mask and the distances that the text model did not make."""
+@EACH
+def test_single_layers_fall_back(name: str, given: str) -> None:
+    """They get the mask and the distances that the text model did not make."""
     model = model_of(name)
     table = "rel_logits_proj" if name == "Inkling" else "relative_position_bias"
     hidden: list[int] = []
@@ -228,9 +221,9 @@ def test_one_layer_that_falls_back(name: str, given: str) -> None:
     assert len(hidden) == 4
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_weights_that_are_offloaded(name: str) -> None:
-    """The table's, too, which the original loads by the call of its module."""
+@EACH
+def test_offloaded_weights(name: str) -> None:
+    """The table is loaded by the call of its module: the original answers."""
     hf = pytest.importorskip("accelerate")
     model = model_of(name)
     want = logits(model, attention_mask=LEFT)
@@ -242,33 +235,20 @@ def test_weights_that_are_offloaded(name: str) -> None:
 
 
 @pytest.mark.parametrize("selection", ["exclude", "include"])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_part_of_a_model(name: str, selection: str) -> None:
-    """Layers that are left out need masks and distances; the others take theirs."""
+@EACH
+def test_selected_layers(name: str, selection: str) -> None:
+    """Layers that are left out need masks and distances; the others accept them."""
     model = model_of(name)
     assert not fall_backs(model, lambda: logits(model, attention_mask=LEFT), **{selection: "model.layers.1"})
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_window(name: str) -> None:
-    """As the original with a mask of four axes, which has this window in sliding layers, too."""
+@EACH
+def test_window(name: str) -> None:
+    """The result is the original's with a mask of four axes of this window."""
     model = model_of(name, sliding_window_size=9)
     want = logits(model, attention_mask=causal_mask())
     accelerate(model, strict=True, window=(8, 0))
     same(logits(model), want)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_copies_and_pickles(name: str) -> None:
-    model = model_of(name)
-    want, kinds = logits(model), [type(module) for module in model.modules()]
-    report = accelerate(model, strict=True)
-    layers = [f"model.layers.{i}.self_attn" for i in range(len(model.model.layers))]
-    assert [row.name for row in report.accelerated] == ["model", *layers]
-    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        same(logits(copied), want)
-    assert restore(model) == 1 + len(layers)
-    assert [type(module) for module in model.modules()] == kinds
 
 
 def test_dropout_is_passed_on() -> None:
@@ -281,19 +261,77 @@ def test_dropout_is_passed_on() -> None:
     assert [call.kwargs["dropout_p"] for call in spied.call_args_list] == [0.25] * 4 + [0.0] * 4
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_compiled(name: str) -> None:
-    """In one graph, as the original without a cache."""
-    model = model_of(name)
-    given: dict[str, Any] = {"attention_mask": LEFT, "use_cache": False}
-    want = logits(model, **given)
-    report = accelerate(model, strict=True)
-    same(logits(torch.compile(model, backend="eager", fullgraph=True), **given), want)
-    assert not report.fallbacks
+@pytest.mark.parametrize("kind", ["hidden key", "with kwargs", "of all modules"])
+@EACH
+def test_hooks_on_layers_get_masks(name: str, kind: str) -> None:
+    """A hook that hides a key from a layer (attention knock-out), and hooks that read arguments."""
+    theirs, ours = model_of(name), model_of(name)
+    accelerate(ours, strict=True)
+    types: list[Any] = []
+
+    def knock_out(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        mask = kwargs["attention_mask"].clone()
+        mask[..., 5:, 4] = torch.finfo(mask.dtype).min
+        return args, kwargs | {"attention_mask": mask}
+
+    def record(module: nn.Module, *given: Any) -> None:
+        types.append([type(x).__name__ for x in given[1].values()] if len(given) == 3 else [])
+
+    for model in (theirs, ours):
+        attention = model.model.layers[1].self_attn
+        if kind == "hidden key":
+            attention.register_forward_pre_hook(knock_out, with_kwargs=True)
+        elif kind == "with kwargs":
+            attention.register_forward_hook(record, with_kwargs=True)
+    handle = None
+    if kind == "of all modules":
+        handle = nn.modules.module.register_module_forward_pre_hook(record)
+    try:
+        same(logits(ours, attention_mask=LEFT), logits(theirs, attention_mask=LEFT))
+    finally:
+        if handle is not None:
+            handle.remove()
+    assert kind == "hidden key" or types
+    assert not {"CausalMask", "CachedKeys"} & {found for given in types for found in given}
+
+
+@EACH
+def test_arguments_keep_their_names(name: str) -> None:
+    from torch.export import Dim, export
+
+    plain, model = model_of(name), model_of(name)
+    accelerate(model, strict=True)
+    for accelerated in (model, copy.deepcopy(model)):
+        for (label, theirs), ours in zip(plain.named_modules(), accelerated.modules(), strict=True):
+            assert inspect.signature(ours.forward) == inspect.signature(theirs.forward), label
+    if name != "Inkling":
+        return  # the original of Inkling 2 has no such export either
+    given: dict[str, Any] = {"input_ids": TOKENS, "use_cache": False}
+    shapes = {"input_ids": {1: Dim("L", max=64)}, "use_cache": None}
+    with torch.no_grad():
+        with pytest.warns(UserWarning, match="an accelerated model is exported"):
+            program = export(model.model, (), given, strict=False, dynamic_shapes=shapes)
+        found = program.module()(input_ids=TOKENS[:, :11], use_cache=False)
+        same(found.last_hidden_state, plain.model(TOKENS[:, :11], use_cache=False).last_hidden_state)
+
+
+@EACH
+def test_window_of_one_key(name: str) -> None:
+    """transformers' cache keeps all keys of such a layer, and its original sees them all."""
+    model = model_of(name, sliding_window_size=1)
+    accelerate(model, strict=True)
+    with torch.no_grad():
+        whole = model(TOKENS).logits
+        first = model(TOKENS[:, :5], use_cache=True)
+        cache, parts = first.cache, [first.logits]
+        for piece in TOKENS[:, 5:].split([1, 3, 1, 9], 1):
+            out = model(piece, cache=cache, use_cache=True)
+            parts.append(out.logits)
+    same(torch.cat(parts, 1), whole)
 
 
 def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It compares results itself, and what its parent has taken is not counted."""
+    """It compares results itself, and does not count its parent's memory."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     pytest.importorskip("matplotlib")
     torch.ones(2**28)  # 1 GiB in this process

@@ -1,4 +1,4 @@
-"""Inkling's text models behind caches, and what they generate: what the originals give."""
+"""Inkling's text models with caches, and their generated text, against the originals."""
 
 from typing import Any
 
@@ -8,8 +8,6 @@ from inkling_models import LEFT, NAMES, TOKENS, WINDOW, L, model_of, same
 from torch import Tensor
 
 from txl_kernels.integrations import accelerate
-
-pytestmark = pytest.mark.peers
 
 
 def in_pieces(model: Any, lengths: tuple[int, ...], cache: Any = None, mask: Tensor | None = None) -> Tensor:
@@ -25,11 +23,11 @@ def in_pieces(model: Any, lengths: tuple[int, ...], cache: Any = None, mask: Ten
     return result if mask is None else result[mask.bool()]
 
 
-# Not padding one token at a time: the originals' convolutions let it through; our output is 0.
+# Not padding one token at a time: the originals' convolutions let it through, our output is 0.
 @pytest.mark.parametrize(("lengths", "mask"), [((11, 7, 1), None), ((11, 7, 1), LEFT), ((1,) * L, None)])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_cache(name: str, lengths: tuple[int, ...], mask: Tensor | None) -> None:
-    """The sliding layers' drops keys from the seventh on."""
+def test_dynamic_cache(name: str, lengths: tuple[int, ...], mask: Tensor | None) -> None:
+    """The sliding layers' cache drops keys from the seventh on."""
     model = model_of(name)
     want = in_pieces(model, lengths, mask=mask)
     report = accelerate(model, strict=True)
@@ -38,9 +36,9 @@ def test_a_cache(name: str, lengths: tuple[int, ...], mask: Tensor | None) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_static_cache(name: str) -> None:
-    """It returns all its room. Inkling's own code reads the number of cached tokens after it has
-    grown, so the original is compared with a cache that does not grow in place."""
+def test_static_cache(name: str) -> None:
+    """It also returns its unused room. Inkling's own code reads the number of cached tokens after
+    it has grown, so the original is compared with a cache that does not grow in place."""
     from transformers import StaticCache
 
     model = model_of(name)
@@ -64,8 +62,8 @@ GENERATIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", GENERATIONS)
 @pytest.mark.parametrize("name", NAMES)
 def test_generation(name: str, kind: str) -> None:
-    """Token for token. Candidates are checked several at a time, and some leave the cache."""
-    window = 40 if kind == "static" else WINDOW  # a longer static cache is a fault of the original's
+    """Candidates are checked several at a time, and some are removed from the cache."""
+    window = 40 if kind == "static" else WINDOW  # the original raises for a static cache longer than the window
     model = model_of(name, sliding_window_size=window)
     rows = slice(0, 1) if kind == "candidates" else slice(None)
     given = {"attention_mask": LEFT[rows], "max_new_tokens": 9, "do_sample": False, **GENERATIONS[kind]}

@@ -5,14 +5,12 @@ import torch
 
 from txl_kernels import alibi_slopes, t5_buckets
 
-pytestmark = pytest.mark.peers
-
 
 @pytest.mark.parametrize("buckets", [32, 20])
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("max_distance", [128, 40])
 def test_t5(buckets: int, bidirectional: bool, max_distance: int) -> None:
-    """Its bias of queries and keys, and the gradient of its table."""
+    """The bias of queries and keys, and the gradient of its table."""
     from transformers import T5Config
     from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -25,8 +23,8 @@ def test_t5(buckets: int, bidirectional: bool, max_distance: int) -> None:
     at = torch.arange(L)
     want = theirs.compute_bias(L, L)[0]  # [H, L, L]
     table = theirs.relative_attention_bias.weight
-    numbers = t5_buckets(table, torch.arange(1 - L, L), bidirectional=bidirectional, max_distance=max_distance)
-    got = numbers[:, at[:, None] - at[None, :] + L - 1]
+    bias = t5_buckets(table, torch.arange(1 - L, L), bidirectional=bidirectional, max_distance=max_distance)
+    got = bias[:, at[:, None] - at[None, :] + L - 1]
     assert torch.equal(got, want)
     weight = torch.randn(want.shape)
     gradients = [torch.autograd.grad((x * weight).sum(), table)[0] for x in (got, want)]
