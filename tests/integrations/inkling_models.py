@@ -53,10 +53,6 @@ def case_of(name: str) -> PeerCase:
     return PeerCase(model, lambda f, x: f(inputs_embeds=x, **given).logits, x, LEFT.bool())
 
 
-def same(found: Tensor, want: Tensor) -> None:
-    torch.testing.assert_close(found, want, rtol=0, atol=2e-5 * float(want.detach().abs().max()))
-
-
 def causal_mask(additive: bool = True, hole: bool = False, ahead: int = 0) -> Tensor:
     """Return a mask [2, 1, L, L] with a window of 9 keys, for all layers."""
     at = torch.arange(L)

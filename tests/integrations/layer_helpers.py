@@ -1,11 +1,15 @@
 """The cases of all libraries' layers (`peer_cases`) and of Inkling's models as tests use them:
-names, evaluation mode, outputs and gradients, comparisons."""
+names, outputs and gradients, comparisons."""
+
+from collections.abc import Callable
+from typing import Any
 
 import inkling_models
 import torch
 from torch import Tensor, nn
 
 from implementations.peer_cases import MAKERS, STACKS, PeerCase, Sizes, make
+from txl_kernels.integrations import Report, accelerate
 
 ALONE = tuple(name for name in MAKERS if name not in STACKS)  # single attention modules
 ALL = (*MAKERS, *inkling_models.NAMES)
@@ -61,11 +65,31 @@ def both(
     return {n: getattr(g, "full_tensor", lambda g=g: g)() for n, g in found.items()}
 
 
-def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float = 2e-4) -> None:
-    """Compare relative to the largest value of each tensor, or of all tensors if it is zero but for
-    rounding, as the gradient of a bias of keys."""
-    assert ours.keys() == theirs.keys()
-    largest = max(float(x.abs().max()) for x in theirs.values())
-    for name, want in theirs.items():
-        scale = max(float(want.abs().max()), 1e-3 * largest)
-        assert float((ours[name] - want).abs().max()) <= tolerance * scale, name
+def compare(found: Any, want: Any, tolerance: float = 2e-4) -> None:
+    """Compare tensors, lists or dictionaries of them, relative to the largest value of each tensor,
+    or of all tensors if it is zero but for rounding, as the gradient of a bias of keys."""
+    found, want = ({"output": x} if isinstance(x, Tensor) else x for x in (found, want))
+    found, want = (x if isinstance(x, dict) else dict(enumerate(x)) for x in (found, want))
+    assert found.keys() == want.keys()
+    largest = max(float(x.abs().max()) for x in want.values())
+    for name, x in want.items():
+        assert found[name].shape == x.shape, name
+        scale = max(float(x.abs().max()), 1e-3 * largest)
+        assert float((found[name] - x).abs().max()) <= tolerance * scale, name
+
+
+def check(
+    module: nn.Module, run: Callable[[], Any], fallbacks: dict[str, int] | None = None, tolerance: float = 2e-4,
+    change: Callable[[Any], object] = lambda module: None, **options: Any,
+) -> Report:  # fmt: skip
+    """Accelerate a module, check that run() gives what it gave before, and how many calls the
+    original answered by reason, and return the report.
+
+    change: applied to the accelerated module. options: of `accelerate`.
+    """
+    want = run()
+    report = accelerate(module, **{"strict": True} | options)
+    change(module)
+    compare(run(), want, tolerance)
+    assert report.fallbacks == (fallbacks or {})
+    return report

@@ -84,28 +84,31 @@ def test_replicas() -> None:
     assert torch.equal(answer(case), before)
 
 
-def rotary(m: pytest.MonkeyPatch) -> nn.Module:
-    modeling = bare_peers.transformers("wav2vec2_bert")
-    config = modeling.Wav2Vec2BertConfig(hidden_size=64, num_attention_heads=4, position_embeddings_type="rotary")
-    module: nn.Module = modeling.Wav2Vec2BertSelfAttention(config)
-    return module
+Maker = Callable[[pytest.MonkeyPatch], nn.Module]
 
 
-def simplified(m: pytest.MonkeyPatch) -> nn.Module:
-    module: nn.Module = bare_peers.espnet_transducer().RelPositionMultiHeadedAttention(4, 64, 0.0, True)
-    return module
+def new(folder: str, kind: str, config: str, **options: Any) -> Maker:
+    """Return a maker of an attention module of transformers."""
+
+    def maker(m: pytest.MonkeyPatch) -> nn.Module:
+        modeling = bare_peers.transformers(folder)
+        module: nn.Module = getattr(modeling, kind)(getattr(modeling, config)(**options))
+        return module
+
+    return maker
 
 
-def without_attribute(m: pytest.MonkeyPatch) -> nn.Module:
-    module = make("wav2vec2-conformer").module
-    del module.position_embeddings_type
-    return module
+def changed(name: str, where: str = "", **attributes: Any) -> Maker:
+    """Return a maker of a case's module, or of a part of it, with other attributes; None deletes
+    one."""
 
+    def maker(m: pytest.MonkeyPatch) -> nn.Module:
+        module = make(name).module.get_submodule(where)
+        for attribute, value in attributes.items():
+            delattr(module, attribute) if value is None else setattr(module, attribute, value)
+        return module
 
-def uninitialized(m: pytest.MonkeyPatch) -> nn.Module:
-    module = make("espnet").module
-    module.linear_q = nn.LazyLinear(64)
-    return module
+    return maker
 
 
 def subclass(m: pytest.MonkeyPatch) -> nn.Module:
@@ -114,7 +117,7 @@ def subclass(m: pytest.MonkeyPatch) -> nn.Module:
     return module
 
 
-def replaced(name: str, method: str, on_class: bool = False) -> Callable[[pytest.MonkeyPatch], nn.Module]:
+def replaced(name: str, method: str, on_class: bool = False) -> Maker:
     """Return a maker of a module whose method was replaced, on the instance or on its class."""
 
     def maker(m: pytest.MonkeyPatch) -> nn.Module:
@@ -135,55 +138,33 @@ def unknown_source(m: pytest.MonkeyPatch) -> nn.Module:
     return make("espnet").module
 
 
-def longt5_global(m: pytest.MonkeyPatch) -> nn.Module:
-    modeling = bare_peers.transformers("longt5")
-    config = modeling.LongT5Config(d_model=32, d_kv=8, num_heads=4)
-    module: nn.Module = modeling.LongT5TransientGlobalAttention(config, has_relative_attention_bias=True)
-    return module
-
-
-def phi4(m: pytest.MonkeyPatch) -> nn.Module:
-    modeling = bare_peers.transformers("phi4_multimodal")
-    config = modeling.Phi4MultimodalAudioConfig(hidden_size=32, num_attention_heads=2)
-    module: nn.Module = modeling.Phi4MultimodalAudioAttention(config)
-    return module
-
-
-def of_a_stack(name: str, where: str, **attributes: Any) -> Callable[[pytest.MonkeyPatch], nn.Module]:
-    """Return a maker of an attention module outside of its stack."""
-
-    def maker(m: pytest.MonkeyPatch) -> nn.Module:
-        module = make(name).module.get_submodule(where)
-        for attribute, value in attributes.items():
-            setattr(module, attribute, value)
-        return module
-
-    return maker
-
-
 REPLACED = (("nemo", "forward"), ("nemo", "rel_shift"), ("espnet", "forward"), ("espnet", "forward_attention"))
 NO_STACK = "the stack whose layers share its biases is not at hand"
-LEFT_ALONE: dict[str, tuple[Callable[[pytest.MonkeyPatch], nn.Module], str]] = {
-    "rotary positions": (rotary, "position_embeddings_type is 'rotary'"),
-    "simplified scores": (simplified, "simplified_attention_score"),
-    "missing attribute": (without_attribute, "is not complete: .*position_embeddings_type"),
-    "lazy layer": (uninitialized, "has parameters that are not initialised"),
+BEATS = ("espnet beats", "layers.0.self_attn")
+LEFT_ALONE: dict[str, tuple[Maker, str]] = {
+    "rotary positions": (new("wav2vec2_bert", "Wav2Vec2BertSelfAttention", "Wav2Vec2BertConfig", num_attention_heads=4,
+                             hidden_size=64, position_embeddings_type="rotary"), "position_embeddings_type is 'rotary'"),
+    "simplified scores": (lambda m: bare_peers.espnet_transducer().RelPositionMultiHeadedAttention(4, 64, 0.0, True),
+                          "simplified_attention_score"),
+    "missing attribute": (changed("wav2vec2-conformer", position_embeddings_type=None),
+                          "is not complete: .*position_embeddings_type"),
+    "lazy layer": (changed("espnet", linear_q=nn.LazyLinear(64)), "has parameters that are not initialised"),
     "subclass": (subclass, "a subclass of espnet.*RelPositionMultiHeadedAttention, whose own code is unknown"),
     "forward of the instance": (replaced("espnet", "forward"), "its forward was replaced on the instance"),
     "method of the instance": (replaced("nemo", "rel_shift"), "its rel_shift was replaced on the instance"),
-    **{f"{name}'s class, {method}": (replaced(name, method, True),
-                                     f".*{method} is not that of its source: it was replaced")
+    **{f"{name}'s class, {method}": (replaced(name, method, True), f".*{method} is not that of its source: it was replaced")
        for name, method in REPLACED},
     "float64": (lambda m: make("nemo").module.double(), "no kernel for torch.float64 on cpu"),
     "other release": (unknown_source, r"source unknown \(espnet 202511, hash [0-9a-f]{16}\); tested: espnet 202511"),
-    "LongT5's global attention": (longt5_global, "transient global attention: every query also sees the means of blocks"),
-    "Phi-4": (phi4, "its bias of all pairs comes added to its bool mask"),
-    "WavLM without its stack": (of_a_stack("wavlm", "layers.0.attention"), NO_STACK),
-    "BEATs without its stack": (of_a_stack("espnet beats", "layers.0.self_attn"), NO_STACK),
-    "T5 without its stack": (of_a_stack("t5", "block.0.layer.0.SelfAttention"), NO_STACK),
-    "BEATs without a gate": (of_a_stack("espnet beats", "layers.0.self_attn", gru_rel_pos=False), "its biases have no gate"),
-    "BEATs with other keys": (of_a_stack("espnet beats", "layers.0.self_attn", self_attention=False),
-                              "no plain self-attention"),
+    "LongT5's global attention": (new("longt5", "LongT5TransientGlobalAttention", "LongT5Config", d_model=32, num_heads=4),
+                                  "transient global attention: every query also sees the means of blocks"),
+    "Phi-4": (new("phi4_multimodal", "Phi4MultimodalAudioAttention", "Phi4MultimodalAudioConfig", hidden_size=32,
+                  num_attention_heads=2), "its bias of all pairs comes added to its bool mask"),
+    "WavLM without its stack": (changed("wavlm", "layers.0.attention"), NO_STACK),
+    "BEATs without its stack": (changed(*BEATS), NO_STACK),
+    "T5 without its stack": (changed("t5", "block.0.layer.0.SelfAttention"), NO_STACK),
+    "BEATs without a gate": (changed(*BEATS, gru_rel_pos=False), "its biases have no gate"),
+    "BEATs with other keys": (changed(*BEATS, self_attention=False), "no plain self-attention"),
 }  # fmt: skip
 
 
@@ -210,10 +191,9 @@ def without_positions(m: pytest.MonkeyPatch) -> nn.Module:
     return module
 
 
-NOTHING_TO_DO: dict[str, tuple[Callable[[pytest.MonkeyPatch], nn.Module], str]] = {
+NOTHING_TO_DO: dict[str, tuple[Maker, str]] = {
     "NeMo's absolute positions": (without_positions, "no relative positions"),
-    "BEATs without positions": (
-        of_a_stack("espnet beats", "layers.0.self_attn", has_relative_attention_bias=False), "no relative positions"),
+    "BEATs without positions": (changed(*BEATS, has_relative_attention_bias=False), "no relative positions"),
     "IndexTTS": (lambda m: bare_peers.indextts().RelPositionMultiHeadedAttention(4, 64, 0.0),
                  "no relative positions: WeNet's own adds encodings of absolute ones, without a shift"),
 }  # fmt: skip

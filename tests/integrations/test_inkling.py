@@ -1,5 +1,5 @@
 """Inkling, Inkling 2 and its loop variant: whole text models, accelerated, give what the originals'
-eager attention gives for the same tokens and masks."""
+eager attention gives for the same tokens, masks and caches."""
 
 import contextlib
 import copy
@@ -7,7 +7,6 @@ import inspect
 import os
 import runpy
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,13 +19,14 @@ from inkling_models import (
     LEFT,
     NAMES,
     TOKENS,
+    WINDOW,
     L,
     causal_mask,
     logits,
     logits_and_gradients,
     model_of,
-    same,
 )
+from layer_helpers import check, compare
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -56,14 +56,12 @@ def test_model_of_several_modalities(name: str) -> None:
     no_masks = mock.patch("transformers.masking_utils.causal_mask_function", side_effect=AssertionError("a mask"))
     with no_masks, pytest.raises(AssertionError, match="a mask"):
         logits(model)
-    want = logits(model, attention_mask=LEFT)
-    report = accelerate(model, strict=True)
-    assert {row.name.partition(".layers")[0] for row in report.accelerated} == {
-        *(["model"] if name == "Inkling" else []), "model.language_model"
-    }  # fmt: skip
-    with no_masks:
-        same(logits(model, attention_mask=LEFT), want)
-    assert not report.fallbacks
+    report = check(
+        model, lambda: logits(model, attention_mask=LEFT), tolerance=2e-5, change=lambda m: no_masks.__enter__()
+    )
+    no_masks.__exit__(None, None, None)
+    prefixes = {row.name.partition(".layers")[0] for row in report.accelerated}
+    assert prefixes == {*(["model"] if name == "Inkling" else []), "model.language_model"}
 
 
 @pytest.mark.parametrize(("given", "checkpointing"), [*((given, False) for given in GIVEN), ("right padding", True)])
@@ -122,16 +120,6 @@ def test_bfloat16(name: str, autocast: bool) -> None:
     assert not report.fallbacks
 
 
-def test_sdpa() -> None:
-    """Inkling alone supports it. Its masks are boolean, and None where they are causal."""
-    for given in ({}, GIVEN["left padding"], {"attention_mask": causal_mask(additive=False)}):
-        model = model_of("Inkling", "sdpa")
-        want = logits(model, **given)
-        report = accelerate(model, strict=True)
-        same(logits(model, **given), want)
-        assert not report.fallbacks
-
-
 class Pairs(TorchDispatchMode):
     """Records the results with two axes of L or more elements."""
 
@@ -161,30 +149,48 @@ def test_no_tensors_of_all_pairs(name: str, given: str) -> None:
     assert not ours.found
 
 
-def fall_backs(model: Any, run: Callable[[], Tensor], **accelerated: Any) -> dict[str, int]:
-    """Check that results are the original's, and return the calls that it answered by reason."""
-    want = run()
-    report = accelerate(model, **accelerated)
-    same(run(), want)
-    return report.fallbacks
+def hook_tables(model: Any) -> None:
+    for layer in model.model.layers[:2]:
+        table = getattr(layer.self_attn, "rel_logits_proj", None) or layer.self_attn.relative_position_bias
+        table.register_forward_hook(lambda *_: None)
 
 
-HIDDEN_KEY = "a mask with holes"
-FALLBACKS: dict[str, tuple[dict[str, Any], str]] = {
-    "2D mask with a hole": ({"attention_mask": HOLES}, HIDDEN_KEY),
-    "4D mask with a hole": ({"attention_mask": causal_mask(hole=True)}, HIDDEN_KEY),
-    "other values": (
-        {"attention_mask": causal_mask() * 1e-39 - 0.1}, "an additive mask of other values than 0 and -inf"),
+def offload(model: Any) -> None:
+    pytest.importorskip("accelerate").cpu_offload(model, execution_device=torch.device("cpu"))
+
+
+ALL_LAYERS = 0  # stands for their number
+HOOKS = "hooks on its {table}, which the kernels do not call"
+SCENARIOS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, int]]] = {  # arguments, options, fallbacks
+    "2D mask with a hole": ({"attention_mask": HOLES}, {}, {"a mask with holes": ALL_LAYERS}),
+    "4D mask with a hole": ({"attention_mask": causal_mask(hole=True)}, {}, {"a mask with holes": ALL_LAYERS}),
+    "other values": ({"attention_mask": causal_mask() * 1e-39 - 0.1}, {},
+                     {"an additive mask of other values than 0 and -inf": ALL_LAYERS}),
+    # Two layers get the masks and distances that the text model did not make.
+    "hooks, left padding": (GIVEN["left padding"], {"change": hook_tables}, {HOOKS: 2}),
+    "hooks, packed rows": (GIVEN["packed rows"], {"change": hook_tables}, {HOOKS: 2}),
+    # The table is loaded by the call of its module.
+    "offload": (GIVEN["left padding"], {"change": offload}, {HOOKS: ALL_LAYERS}),
+    # Layers that are left out need masks and distances; the others accept them.
+    "exclude": (GIVEN["left padding"], {"exclude": "model.layers.1"}, {}),
+    "include": (GIVEN["left padding"], {"include": "model.layers.1"}, {}),
+    # Inkling alone supports SDPA. Its masks are boolean, and None where they are causal.
+    "sdpa, whole": ({}, {"implementation": "sdpa"}, {}),
+    "sdpa, left padding": (GIVEN["left padding"], {"implementation": "sdpa"}, {}),
+    "sdpa, 4D mask": ({"attention_mask": causal_mask(additive=False)}, {"implementation": "sdpa"}, {}),
 }  # fmt: skip
+CASES = [(name, x) for name in NAMES for x in SCENARIOS if name == "Inkling" or "sdpa" not in x]
 
 
-@pytest.mark.parametrize("mask", FALLBACKS)
-@EACH
-def test_fallbacks(name: str, mask: str) -> None:
-    given, reason = FALLBACKS[mask]
-    model = model_of(name)
+@pytest.mark.parametrize(("name", "scenario"), CASES)
+def test_logits(name: str, scenario: str) -> None:
+    given, options, fallbacks = SCENARIOS[scenario]
+    model = model_of(name, options.get("implementation", "eager"))
     layers = 8 if name == "Inkling2Loop" else 4  # two of six run twice
-    assert fall_backs(model, lambda: logits(model, **given)) == {reason: layers}
+    table = "rel_logits_proj" if name == "Inkling" else "relative_position_bias"
+    expected = {reason.format(table=table): count or layers for reason, count in fallbacks.items()}
+    options = {key: x for key, x in options.items() if key != "implementation"}
+    check(model, lambda: logits(model, **given), expected, 2e-5, **options)
 
 
 @EACH
@@ -198,48 +204,9 @@ def test_hidden_states_and_router_logits(name: str) -> None:
             out = model(TOKENS, output_hidden_states=True, output_router_logits=True)
         return [*out.hidden_states, *out.router_logits]
 
-    want = collected()
-    report = accelerate(model, strict=True)
-    for theirs, ours in zip(want, collected(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    assert not report.fallbacks
+    check(model, collected, tolerance=2e-5)
     assert any(layer._forward_hooks for layer in model.model.layers)
     assert not model.model._needs_pair_masks({})
-
-
-@pytest.mark.parametrize("given", ["left padding", "packed rows"])
-@EACH
-def test_single_layers_fall_back(name: str, given: str) -> None:
-    """They get the mask and the distances that the text model did not make."""
-    model = model_of(name)
-    table = "rel_logits_proj" if name == "Inkling" else "relative_position_bias"
-    hidden: list[int] = []
-    for layer in model.model.layers[:2]:
-        getattr(layer.self_attn, table).register_forward_hook(lambda *_: hidden.append(1))
-    found = fall_backs(model, lambda: logits(model, **GIVEN[given]))
-    assert found == {f"hooks on its {table}, which the kernels do not call": 2}
-    assert len(hidden) == 4
-
-
-@EACH
-def test_offloaded_weights(name: str) -> None:
-    """The table is loaded by the call of its module: the original answers."""
-    hf = pytest.importorskip("accelerate")
-    model = model_of(name)
-    want = logits(model, attention_mask=LEFT)
-    report = accelerate(model, strict=True)
-    hf.cpu_offload(model, execution_device=torch.device("cpu"))
-    same(logits(model, attention_mask=LEFT), want)
-    (reason,) = report.fallbacks
-    assert reason.startswith("hooks on its rel")
-
-
-@pytest.mark.parametrize("selection", ["exclude", "include"])
-@EACH
-def test_selected_layers(name: str, selection: str) -> None:
-    """Layers that are left out need masks and distances; the others accept them."""
-    model = model_of(name)
-    assert not fall_backs(model, lambda: logits(model, attention_mask=LEFT), **{selection: "model.layers.1"})
 
 
 @EACH
@@ -248,7 +215,66 @@ def test_window(name: str) -> None:
     model = model_of(name, sliding_window_size=9)
     want = logits(model, attention_mask=causal_mask())
     accelerate(model, strict=True, window=(8, 0))
-    same(logits(model), want)
+    compare(logits(model), want, 2e-5)
+
+
+def in_pieces(model: Any, lengths: tuple[int, ...], cache: Any = None, mask: Tensor | None = None) -> Tensor:
+    """Return logits of calls with a cache, one after the other."""
+    found, at = [], 0
+    with torch.no_grad():
+        for n in lengths:
+            given = {} if mask is None else {"attention_mask": mask[:, : at + n]}
+            out = model(TOKENS[:, at : at + n], cache=cache, use_cache=True, **given)
+            found.append(out.logits)
+            cache, at = out.cache, at + n
+    result = torch.cat(found, 1)
+    return result if mask is None else result[mask.bool()]
+
+
+# Not padding one token at a time: the originals' convolutions let it through, our output is 0.
+@pytest.mark.parametrize(("lengths", "mask"), [((11, 7, 1), None), ((11, 7, 1), LEFT), ((1,) * L, None)])
+@EACH
+def test_dynamic_cache(name: str, lengths: tuple[int, ...], mask: Tensor | None) -> None:
+    """The sliding layers' cache drops keys from the seventh on."""
+    model = model_of(name)
+    check(model, lambda: in_pieces(model, lengths, mask=mask), tolerance=2e-5)
+
+
+@EACH
+def test_static_cache(name: str) -> None:
+    """It also returns its unused room. Inkling's own code reads the number of cached tokens after
+    it has grown, so the original is compared with a cache that does not grow in place."""
+    from transformers import StaticCache
+
+    model = model_of(name)
+    caches = [StaticCache(config=model.config, max_cache_len=24) for _ in range(2)]
+    caches = [caches[0], None if name == "Inkling" else caches[1]]
+    check(model, lambda: in_pieces(model, (11, 7, 1), caches.pop(), LEFT), tolerance=2e-5)
+
+
+GENERATIONS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "beams": {"num_beams": 3},
+    "no cache": {"use_cache": False},
+    "candidates": {"prompt_lookup_num_tokens": 3},
+    "static": {"cache_implementation": "static"},
+}
+
+
+@pytest.mark.parametrize("kind", GENERATIONS)
+@EACH
+def test_generation(name: str, kind: str) -> None:
+    """Candidates are checked several at a time, and some are removed from the cache."""
+    window = 40 if kind == "static" else WINDOW  # the original raises for a static cache longer than the window
+    model = model_of(name, sliding_window_size=window)
+    rows = slice(0, 1) if kind == "candidates" else slice(None)
+    given = {"attention_mask": LEFT[rows], "max_new_tokens": 9, "do_sample": False, **GENERATIONS[kind]}
+    theirs = given if (name, kind) != ("Inkling", "static") else given | {"cache_implementation": "dynamic"}
+    want = model.generate((TOKENS * LEFT)[rows], **theirs)
+    report = accelerate(model, strict=True)
+    assert torch.equal(model.generate((TOKENS * LEFT)[rows], **given), want)
+    assert want[:, L:].unique().numel() > 3
+    assert not report.fallbacks
 
 
 def test_dropout_is_passed_on() -> None:
@@ -287,7 +313,7 @@ def test_hooks_on_layers_get_masks(name: str, kind: str) -> None:
     if kind == "of all modules":
         handle = nn.modules.module.register_module_forward_pre_hook(record)
     try:
-        same(logits(ours, attention_mask=LEFT), logits(theirs, attention_mask=LEFT))
+        compare(logits(ours, attention_mask=LEFT), logits(theirs, attention_mask=LEFT), 2e-5)
     finally:
         if handle is not None:
             handle.remove()
@@ -312,7 +338,7 @@ def test_arguments_keep_their_names(name: str) -> None:
         with pytest.warns(UserWarning, match="an accelerated model is exported"):
             program = export(model.model, (), given, strict=False, dynamic_shapes=shapes)
         found = program.module()(input_ids=TOKENS[:, :11], use_cache=False)
-        same(found.last_hidden_state, plain.model(TOKENS[:, :11], use_cache=False).last_hidden_state)
+        compare(found.last_hidden_state, plain.model(TOKENS[:, :11], use_cache=False).last_hidden_state, 2e-5)
 
 
 @EACH
@@ -327,7 +353,7 @@ def test_window_of_one_key(name: str) -> None:
         for piece in TOKENS[:, 5:].split([1, 3, 1, 9], 1):
             out = model(piece, cache=cache, use_cache=True)
             parts.append(out.logits)
-    same(torch.cat(parts, 1), whole)
+    compare(torch.cat(parts, 1), whole, 2e-5)
 
 
 def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import inkling_models
 import pytest
 import test_t5
 import torch
-from layer_helpers import compare
+from layer_helpers import check
 from small_models import ENCODERS, KINDS, arguments_of, model_of, randomized, valid_parts
 from torch import Tensor, nn
 
@@ -32,24 +32,18 @@ def test_outputs(name: str, implementation: str) -> None:
     model, given = model_of(name), arguments_of(name)
     if implementation:
         model.set_attn_implementation(implementation)
-    with torch.no_grad():
-        want = valid_parts(model(**given)[0])
-        report = accelerate(model, strict=True)
-        kinds = [type(row.module) for row in report.accelerated]
-        with mock.patch.object(
-            kinds[0], "compute_bias", create=True, side_effect=AssertionError("biases of all pairs")
-        ):
-            found = valid_parts(model(**given)[0])
-    assert len(report.accelerated) == KINDS[name].layers
-    assert [row.reason for row in report.rows if not row.concerns] == ["no relative positions"] * name.startswith("S")
+    run = torch.no_grad()(lambda: valid_parts(model(**given)[0]))
+    want = run()
     # SeamlessM4Tv2's mask is bool, and its eager attention adds it to scores, as 0 and 1.
     by_original = (name, implementation) == ("SeamlessM4Tv2", "eager")
-    assert report.fallbacks == ({"a bool mask, which eager attention adds to scores": 2} if by_original else {})
-    for got, expected in zip(found, want, strict=True):
-        torch.testing.assert_close(got, expected, atol=2e-4, rtol=1e-3)
+    report = check(model, run, {"a bool mask, which eager attention adds to scores": 2} if by_original else {})
+    assert len(report.accelerated) == KINDS[name].layers
+    assert [row.reason for row in report.rows if not row.concerns] == ["no relative positions"] * name.startswith("S")
+    kind = type(report.accelerated[0].module)
+    with mock.patch.object(kind, "compute_bias", create=True, side_effect=AssertionError("biases of all pairs")):
+        run()
     restore(model)
-    with torch.no_grad():
-        assert all(torch.equal(a, b) for a, b in zip(valid_parts(model(**given)[0]), want, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(run(), want, strict=True))
 
 
 @pytest.mark.parametrize("mode", ["full", "causal"])
@@ -65,11 +59,7 @@ def test_nemos_transformer(mode: str) -> None:
             hidden, _ = model(frames, lengths, True)
         return torch.cat([hidden[b, :, : int(n)].flatten() for b, n in enumerate(lengths)])
 
-    before = read()
-    report = accelerate(model, strict=True)
-    assert len(report.accelerated) == 2
-    torch.testing.assert_close(read(), before, atol=2e-4, rtol=1e-3)
-    assert not report.fallbacks, str(report)
+    assert len(check(model, read).accelerated) == 2
 
 
 WEIGHTS: dict[str, tuple[Any, int]] = {
@@ -92,11 +82,7 @@ def test_attention_weights(name: str) -> None:
             out = model(**given, output_attentions=True)
         return [x for key in out if key.endswith("attentions") for x in out[key]]
 
-    want = weights()
-    report = accelerate(model, strict=True)
-    for found, expected in zip(weights(), want, strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
-    assert report.fallbacks == {"attention weights asked for": layers}
+    report = check(model, weights, {"attention weights asked for": layers}, 1e-5)
     with torch.no_grad():
         model(**given)
     assert report.fallbacks == {"attention weights asked for": layers}
@@ -116,12 +102,8 @@ def test_wavlm_in_training() -> None:
         model(x).last_hidden_state.square().sum().backward()
         return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
-    want = gradients()
-    report = accelerate(model, strict=True)
-    found = gradients()
-    assert sum("q_proj.weight" in n for n in want) == 2  # one layer was dropped
-    compare(found, want)
-    assert not report.fallbacks
+    check(model, gradients)
+    assert sum("q_proj.weight" in n for n in gradients()) == 2  # one layer was dropped
 
 
 @pytest.mark.parametrize("options", [{}, {"bi_data": True}, {"clamp_len": 9}, {"attn_type": "uni"}], ids=str)
@@ -140,12 +122,7 @@ def test_xlnet_with_segments_padding_and_memory(options: dict[str, Any]) -> None
             second = model(tokens[1], attention_mask=real if padded else None, mems=list(first.mems), **given)
         return [first.logits, second.logits[real.bool()]]
 
-    before = read()
-    report = accelerate(model, strict=True)
-    after = read()
-    assert not report.fallbacks, str(report)
-    for got, want in zip(after, before, strict=True):
-        torch.testing.assert_close(got, want, atol=1e-3, rtol=1e-3)
+    check(model, read)
 
 
 def test_xlnets_permutations_fall_back() -> None:
@@ -156,12 +133,7 @@ def test_xlnets_permutations_fall_back() -> None:
     target = torch.zeros(2, 1, 12)
     target[:, 0, 5] = 1.0
     given = {"perm_mask": (order.unsqueeze(1) >= order.unsqueeze(2)).float(), "target_mapping": target}
-    with torch.no_grad():
-        before = model(tokens, **given).logits
-        report = accelerate(model, strict=True)
-        after = model(tokens, **given).logits
-    assert set(report.fallbacks) == {"a mask with holes"}
-    torch.testing.assert_close(after, before, atol=2e-5, rtol=1e-4)
+    check(model, torch.no_grad()(lambda: model(tokens, **given).logits), {"a mask with holes": 4}, 2e-5)
 
 
 def test_the_example_of_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

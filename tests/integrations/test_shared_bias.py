@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from layer_helpers import both, case_of, compare
+from layer_helpers import both, case_of, check, compare
 
 from implementations.peer_cases import STACKS
 from txl_kernels.integrations import Accelerated, accelerate, restore
@@ -45,9 +45,7 @@ PARTS: list[tuple[str, dict[str, Any], dict[str, int]]] = [
 def test_part_of_a_stack(name: str, selection: dict[str, Any], reasons: dict[str, int]) -> None:
     case = case_of(name)
     want = both(case)
-    report = accelerate(case.module, **selection)
-    compare(both(case), want)
-    assert report.fallbacks == reasons
+    report = check(case.module, lambda: both(case), reasons, **selection, strict=False)
     accelerate(case.module, strict=True)
     compare(both(case), want)
     assert report.fallbacks == reasons
@@ -77,12 +75,8 @@ def test_masks_with_holes_fall_back(name: str) -> None:
         case.call = lambda f, x: f(x.clone(), attention_mask=shown).last_hidden_state
     elif name != "mpnet":
         case.call = lambda f, x: f(x.clone(), ~shown)[0]
-    want = both(case, gradients=False)
-    report = accelerate(case.module, strict=True)
-    compare(both(case, gradients=False), want, 1e-5)
-    assert report.fallbacks == (
-        {"a mask with holes": 3} if name == "mpnet" else {"a mask with holes": 1, BY_ORIGINAL: 2}
-    )
+    reasons = {"a mask with holes": 3} if name == "mpnet" else {"a mask with holes": 1, BY_ORIGINAL: 2}
+    check(case.module, lambda: both(case, gradients=False), reasons, 1e-5)
 
 
 def test_lora_of_wavlms_projections_does_nothing() -> None:
@@ -94,8 +88,5 @@ def test_lora_of_wavlms_projections_does_nothing() -> None:
     torch.manual_seed(3)
     inject_adapter_in_model(LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False), case.module)
     case.module.requires_grad_()
-    want = both(case)
-    assert torch.equal(want["out"], plain["out"])
-    report = accelerate(case.module, strict=True)
-    compare(both(case), want)
-    assert not report.fallbacks
+    assert torch.equal(both(case)["out"], plain["out"])
+    check(case.module, lambda: both(case))

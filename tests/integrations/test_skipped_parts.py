@@ -62,20 +62,22 @@ def a_hook(module: nn.Module, part: str) -> Undo:
     return module.get_submodule(part).register_forward_hook(lambda m, given, out: out * 1.5).remove
 
 
-def a_hook_of_all_modules(module: nn.Module, part: str) -> Undo:
-    it = module.get_submodule(part)
-    register = nn.modules.module.register_module_forward_hook
-    return register(lambda m, given, out: out * 1.5 if m is it else None).remove
+def hook_of_all_modules(kind: str) -> Callable[[nn.Module, str], Undo]:
+    """Return a change by a hook of all modules, which multiplies a part's output or input."""
+    register = getattr(nn.modules.module, f"register_module_{kind}")
 
+    def change(module: nn.Module, part: str) -> Undo:
+        it = module.get_submodule(part)
 
-def a_hook_before_all_modules(module: nn.Module, part: str) -> Undo:
-    it = module.get_submodule(part)
-    register = nn.modules.module.register_module_forward_pre_hook
-    return register(lambda m, given: (given[0] * 1.5, *given[1:]) if m is it else None).remove
+        def hook(m: nn.Module, given: Any, out: Any = None) -> Any:
+            if m is not it or "backward" in kind:
+                return None
+            return (given[0] * 1.5, *given[1:]) if "pre" in kind else out * 1.5
 
+        return register(hook).remove  # type: ignore[no-any-return]
 
-def a_backward_hook_of_all_modules(module: nn.Module, part: str) -> Undo:
-    return nn.modules.module.register_module_full_backward_hook(lambda m, grads, of_out: None).remove
+    change.__name__ = f"{kind}_of_all_modules"
+    return change
 
 
 def a_forward_of_the_instance(module: nn.Module, part: str) -> Undo:
@@ -137,8 +139,8 @@ def lora_of_a_parameter(module: nn.Module, part: str) -> Undo | None:
 
 
 CHANGES = (
-    a_hook, a_hook_of_all_modules, a_hook_before_all_modules, a_backward_hook_of_all_modules, a_forward_of_the_instance,
-    another_forward_of_the_class, a_subclass, a_wrapper, lora_of_a_parameter,
+    a_hook, *map(hook_of_all_modules, ("forward_hook", "forward_pre_hook", "full_backward_hook")),
+    a_forward_of_the_instance, another_forward_of_the_class, a_subclass, a_wrapper, lora_of_a_parameter,
 )  # fmt: skip
 
 
