@@ -90,8 +90,24 @@ def enformer() -> Any:
     return _alone("enformer_pytorch.modeling_enformer")
 
 
+def _beats(dotted: str) -> Any:
+    """Load a module that imports torchaudio, which its attention does not use. The empty torchaudio
+    is removed again, because importlib.util.find_spec raises ValueError for a module without a
+    specification; transformers asks for it when it is imported."""
+    importlib.import_module("transformers")
+    names = ("torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi")
+    added = [name for name in names if name not in sys.modules]
+    for name in names:
+        _module(name)
+    try:
+        return _alone(dotted)
+    finally:
+        for name in added:
+            del sys.modules[name]
+
+
 def espnet_beats() -> Any:
-    for name in ("torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi", "espnet2", "espnet2.asr"):
+    for name in ("espnet2", "espnet2.asr"):
         _module(name)
     for name, leaf in (("encoder.abs_encoder", "AbsEncoder"), ("specaug.specaug", "SpecAug")):
         _module(f"espnet2.asr.{name.partition('.')[0]}")
@@ -99,7 +115,7 @@ def espnet_beats() -> Any:
     for name in ("espnet", "espnet.nets", "espnet.nets.pytorch_backend"):
         _module(name)
     _module("espnet.nets.pytorch_backend.nets_utils", make_pad_mask=None, roll_tensor=None)
-    return _alone("espnet2.asr.encoder.beats_encoder")
+    return _beats("espnet2.asr.encoder.beats_encoder")
 
 
 def speechbrain() -> Any:
@@ -112,9 +128,7 @@ def speechbrain() -> Any:
 
 def speechbrain_beats() -> Any:
     speechbrain()
-    for name in ("torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi"):
-        _module(name)
-    return _alone("speechbrain.lobes.models.beats")
+    return _beats("speechbrain.lobes.models.beats")
 
 
 def ding() -> Any:

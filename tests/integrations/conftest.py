@@ -1,40 +1,63 @@
-"""The peers' packages before all others, for a run of these tests alone (`make test-integrations`):
-another transformers than the one that other tests compare with."""
+"""Other libraries' packages are found before all others, for a run of these tests alone (`make
+test-integrations`): another transformers than the one that other tests compare with."""
 
 import importlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from implementations import bare_peers
+from txl_kernels.integrations import registry
 
 bare_peers.use()
+WARNINGS = (
+    "flex_attention called without torch.compile",
+    "Support for mismatched key_padding_mask and attn_mask",  # WavLM's
+)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if bare_peers.AVAILABLE:
-        return
+    """Mark all tests of this folder `peers`, and skip them if the packages are not there."""
     for item in items:
-        if item.get_closest_marker("peers"):
-            item.add_marker(pytest.mark.skip(reason="other libraries' layers: run `make test-integrations`"))
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker("peers")
+            for message in WARNINGS:
+                item.add_marker(pytest.mark.filterwarnings(f"ignore:{message}"), append=False)
+            if not bare_peers.AVAILABLE:
+                item.add_marker(pytest.mark.skip(reason="other libraries' layers: run `make test-integrations`"))
 
 
 @pytest.fixture
 def any_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accelerates in float64, too, which no kernel for CPUs takes, but the reference."""
+    """Accelerates in float64, too, which no kernel for CPUs supports, but the reference."""
     for name in ("peer", "accelerate"):
         module = importlib.import_module(f"txl_kernels.integrations.{name}")
         monkeypatch.setattr(module, "has_kernel", lambda device, dtype: True)
 
 
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forgets the peers that a test registers."""
+    monkeypatch.setattr(registry, "_peers", dict(registry._peers))
+
+
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A group of one process."""
+    """A process group of one process."""
     os.environ.pop("RANK", None)
     store: Path = tmp_path_factory.mktemp("group") / "store"
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def hf() -> Any:
+    import txl.hf
+
+    return txl.hf

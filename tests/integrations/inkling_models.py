@@ -1,9 +1,11 @@
-"""Small models of Inkling, Inkling 2 and its loop variant, with tokens and masks for them."""
+"""Small models of Inkling, Inkling 2 and its loop variant, with tokens and masks."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from implementations.peer_cases import PeerCase
 
 NAMES = ("Inkling", "Inkling2", "Inkling2Loop")
 L, WINDOW = 19, 6
@@ -38,17 +40,21 @@ def model_of(name: str, implementation: str = "eager", **more: Any) -> Any:
     config = getattr(transformers, f"{name}TextConfig")(**(options | more))
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     for p in model.parameters():  # those of the residuals' attention, for example, are zeros
-        if not p.any():
+        if p.device.type != "meta" and not p.any():
             torch.nn.init.normal_(p, 0, 0.3)
     return model
 
 
-def same(found: Tensor, want: Tensor) -> None:
-    torch.testing.assert_close(found, want, rtol=0, atol=2e-5 * float(want.detach().abs().max()))
+def case_of(name: str) -> PeerCase:
+    """Return a model, called with embeddings and padding on the left."""
+    model = model_of(name)
+    x = model.get_input_embeddings()(TOKENS).detach()
+    given = {"attention_mask": LEFT, "use_cache": False}
+    return PeerCase(model, lambda f, x: f(inputs_embeds=x, **given).logits, x, LEFT.bool())
 
 
 def causal_mask(additive: bool = True, hole: bool = False, ahead: int = 0) -> Tensor:
-    """Return a mask [2, 1, L, L] with a window of 9 keys, in sliding layers, too."""
+    """Return a mask [2, 1, L, L] with a window of 9 keys, for all layers."""
     at = torch.arange(L)
     seen = (at <= at[:, None] + ahead) & (at > at[:, None] - 9)
     if hole:
@@ -63,7 +69,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "right padding": {"attention_mask": RIGHT},
     "packed rows": {"position_ids": PACKED, "use_cache": False},
     "one packed row": {"position_ids": PACKED[:1], "use_cache": False},
-    "an additive mask": {"attention_mask": causal_mask()},
+    "additive mask": {"attention_mask": causal_mask()},
     "keys ahead": {"attention_mask": causal_mask(ahead=3)},
 }
 

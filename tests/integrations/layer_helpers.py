@@ -1,9 +1,38 @@
-"""Outputs and gradients of a case of `peer_cases`, and their comparison."""
+"""The cases of all libraries' layers (`peer_cases`) and of Inkling's models as tests use them:
+names, outputs and gradients, comparisons."""
 
+from collections.abc import Callable
+from typing import Any
+
+import inkling_models
 import torch
 from torch import Tensor, nn
 
-from implementations.peer_cases import PeerCase
+from implementations.peer_cases import MAKERS, STACKS, PeerCase, Sizes, make
+from txl_kernels.integrations import Report, accelerate
+
+ALONE = tuple(name for name in MAKERS if name not in STACKS)  # single attention modules
+ALL = (*MAKERS, *inkling_models.NAMES)
+# A case for each adapter that calls parts of its module: XLNet's has none, WavLM's are not called.
+EACH_ADAPTER = (
+    "wav2vec2-conformer", "w2v-bert relative_key", "parakeet", "fastspeech2", "nemo", "nemo local", "nemo transformer",
+    "granite", "granite 5", "gemma", "gemma 4", "t5", "t5 decoder", "umt5", "longt5 local", "mpnet", "speechbrain beats",
+    "enformer", "cosyvoice", "fireredasr", "espnet", "espnet legacy", "espnet transducer", "speechbrain", "ding", "rllib",
+)  # fmt: skip
+WITHOUT_MASKS = ("ding", "rllib", "enformer", "granite", "granite plus", "nemo transformer")
+NO_GRADIENTS = ("nemo transformer",)  # its original's FlexAttention has none on a CPU
+
+
+def case_of(
+    name: str, masks: str = "", dropout: float = 0.0, sizes: Sizes | None = None, **options: object
+) -> PeerCase:
+    """Return a case in evaluation mode. masks: of `make`; by default padding on the right, if the
+    layer supports it."""
+    if name in inkling_models.NAMES:
+        return inkling_models.case_of(name)
+    case = make(name, masks or ("none" if name in WITHOUT_MASKS else "right"), dropout, sizes, **options)
+    case.module.eval()
+    return case
 
 
 def both(
@@ -13,11 +42,11 @@ def both(
     gradients: bool = True,
     random: bool = True,
 ) -> dict[str, Tensor]:
-    """Return the output where it counts, and the gradients of the input and of all parameters of a
-    fixed functional of it.
+    """Return the output where it is valid, and the gradients of the input and of all parameters of
+    a fixed functional of it.
 
-    module: taken instead of the case's own.
-    random: whether the functional's weights are; else they are the same for all frames.
+    module: replaces the case's module. random: whether the functional's weights are random; else
+    they are the same for all frames.
     """
     module = case.module if module is None else module
     torch.manual_seed(5)  # dropout
@@ -36,11 +65,31 @@ def both(
     return {n: getattr(g, "full_tensor", lambda g=g: g)() for n, g in found.items()}
 
 
-def compare(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float = 2e-4) -> None:
-    """Compare with the greatest value of each tensor, or of all if it is zero but for rounding, as
-    the gradient of a bias of keys."""
-    assert ours.keys() == theirs.keys()
-    largest = max(float(x.abs().max()) for x in theirs.values())
-    for name, want in theirs.items():
-        scale = max(float(want.abs().max()), 1e-3 * largest)
-        assert float((ours[name] - want).abs().max()) <= tolerance * scale, name
+def compare(found: Any, want: Any, tolerance: float = 2e-4) -> None:
+    """Compare tensors, lists or dictionaries of them, relative to the largest value of each tensor,
+    or of all tensors if it is zero but for rounding, as the gradient of a bias of keys."""
+    found, want = ({"output": x} if isinstance(x, Tensor) else x for x in (found, want))
+    found, want = (x if isinstance(x, dict) else dict(enumerate(x)) for x in (found, want))
+    assert found.keys() == want.keys()
+    largest = max(float(x.abs().max()) for x in want.values())
+    for name, x in want.items():
+        assert found[name].shape == x.shape, name
+        scale = max(float(x.abs().max()), 1e-3 * largest)
+        assert float((found[name] - x).abs().max()) <= tolerance * scale, name
+
+
+def check(
+    module: nn.Module, run: Callable[[], Any], fallbacks: dict[str, int] | None = None, tolerance: float = 2e-4,
+    change: Callable[[Any], object] = lambda module: None, **options: Any,
+) -> Report:  # fmt: skip
+    """Accelerate a module, check that run() gives what it gave before, and how many calls the
+    original answered by reason, and return the report.
+
+    change: applied to the accelerated module. options: of `accelerate`.
+    """
+    want = run()
+    report = accelerate(module, **{"strict": True} | options)
+    change(module)
+    compare(run(), want, tolerance)
+    assert report.fallbacks == (fallbacks or {})
+    return report

@@ -1,4 +1,5 @@
-"""Each peer accelerated: as near to its own code in float64 as its own code in float32 is."""
+"""The error of each accelerated layer against its original in float64 is at most twice the error of
+the original in float32."""
 
 import contextlib
 import copy
@@ -7,19 +8,13 @@ from unittest import mock
 
 import pytest
 import torch
-from layer_helpers import both
+from layer_helpers import both, case_of
 from torch import Tensor
 
-from implementations.peer_cases import make
 from txl_kernels.integrations import accelerate, restore
 
-pytestmark = [
-    pytest.mark.peers,
-    # FlexAttention's, on a CPU.
-    pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
-    pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask and attn_mask"),  # WavLM's
-]
+# FlexAttention's, on a CPU.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 MASKS = ("none", "right", "left", "chunks", "chunks padded", "limited")
 ALL_MASKS = ("wav2vec2-conformer", "w2v-bert relative", "w2v-bert relative_key", "seamless", "seamless v2", "parakeet",
              "nemotron", "nemo", "espnet", "espnet zero_triu", "funasr", "espnet legacy", "funasr legacy", "cosyvoice",
@@ -63,8 +58,9 @@ IDS = [" ".join([name, masks, *(f"{k}={v}" for k, v in more.items())]) for name,
 
 
 def in_float64(name: str) -> contextlib.AbstractContextManager[Any]:
-    """SpeechBrain and Gemma ask for a softmax in float32, whatever their parameters are in, Gemma 4
-    for all of its attention; FlexAttention refuses gradients on a CPU, which its plain code has."""
+    """Return a context in which originals compute in float64: SpeechBrain and Gemma 3n have a
+    softmax in float32, Gemma 4 all of its attention. FlexAttention refuses gradients on a CPU,
+    which its plain code has."""
     if name == "nemo transformer":
         return mock.patch("torch.nn.attention.flex_attention._validate_device")
     if name not in ("speechbrain", "gemma", "gemma 4"):
@@ -87,9 +83,8 @@ def error(got: Tensor, exact: Tensor, scale: float) -> float:
 
 
 @pytest.mark.parametrize(("name", "masks", "more"), CASES, ids=IDS)
-def test_as_near_to_float64_as_the_peer(name: str, masks: str, more: dict[str, Any]) -> None:
-    case = make(name, masks, **more)
-    case.module.eval()
+def test_error_in_float32(name: str, masks: str, more: dict[str, Any]) -> None:
+    case = case_of(name, masks, **more)
     with in_float64(name):
         exact = both(case, copy.deepcopy(case.module).double(), torch.float64)
     with in_float64(name) if name == "nemo transformer" else contextlib.nullcontext():
@@ -101,7 +96,7 @@ def test_as_near_to_float64_as_the_peer(name: str, masks: str, more: dict[str, A
     largest = max(float(x.abs().max()) for x in exact.values())
     for key, truth in exact.items():
         scale = float(truth.abs().max())
-        if scale < 1e-9 * largest:  # 0 but for rounding: of a bias of keys
+        if scale < 1e-9 * largest:  # 0 but for rounding: the gradient of a bias of keys
             scale = largest
         if name in NEARLY_EQUAL_KEYS:  # a gradient that is small because its terms cancel
             scale = max(scale, largest / 100)
@@ -109,7 +104,7 @@ def test_as_near_to_float64_as_the_peer(name: str, masks: str, more: dict[str, A
         assert error(ours[key], truth, scale) <= allowed, key
 
 
-WITHOUT_DROPOUT = ("fireredasr", "nemo transformer", "gemma")  # of weights
+WITHOUT_DROPOUT = ("fireredasr", "nemo transformer", "gemma")  # of attention weights
 DROPPING = (*(name for name in ALL_MASKS if name not in WITHOUT_DROPOUT), "fastspeech2", "espnet transducer", "funasr chunk",
             "speechbrain", "ding", "nemo local", "enformer", "t5 decoder", "umt5", "longt5 local", "mpnet",
             "wavlm", "speechbrain beats")  # fmt: skip
@@ -117,26 +112,21 @@ DROPPING = (*(name for name in ALL_MASKS if name not in WITHOUT_DROPOUT), "fasts
 
 @pytest.mark.parametrize("name", DROPPING)
 def test_dropout_in_training(name: str) -> None:
-    """Other entries are dropped than the peer drops, as many: the mean over seeds is the output
-    without."""
-    case = make(name, dropout=0.3)
-    case.module.train()
+    """As many entries are dropped as the original drops, but others: the mean over seeds is the
+    output without dropout."""
+    case = case_of(name, "none", dropout=0.3)
+    run = torch.no_grad()(lambda: case.call(case.module, case.x))
     accelerate(case.module, strict=True)
-    with torch.no_grad():
-        drawn = torch.stack([case.call(case.module, case.x) for _ in range(300)])
-        torch.manual_seed(1)
-        first = case.call(case.module, case.x)
-        torch.manual_seed(1)
-        assert torch.equal(first, case.call(case.module, case.x))
-        case.module.eval()
-        for part in case.module.modules():  # XLNet and DI-engine also drop outputs, which is not ours
-            part.eval()
-        kept = case.call(case.module, case.x)
-    restore(case.module)
+    kept = run()
     case.module.train()
-    with torch.no_grad():
-        theirs = torch.stack([case.call(case.module, case.x) for _ in range(300)])
-    if name not in ("xlnet",):  # which normalises after dropping
+    drawn = torch.stack([run() for _ in range(300)])
+    torch.manual_seed(1)
+    first = run()
+    torch.manual_seed(1)
+    assert torch.equal(first, run())
+    restore(case.module)
+    theirs = torch.stack([run() for _ in range(300)])
+    if name != "xlnet":  # it normalizes after it dropped
         noise = drawn.std(0) / 300**0.5
         assert float(((drawn.mean(0) - kept).abs() / (noise + 1e-4)).mean()) < 1.5
     ratio = drawn.std(0).mean() / theirs.std(0).mean()
@@ -145,8 +135,7 @@ def test_dropout_in_training(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["wav2vec2-conformer", "nemo", "espnet"])
 def test_bfloat16(name: str) -> None:
-    case = make(name, "right")
-    case.module.eval()
+    case = case_of(name)
     exact = both(case, copy.deepcopy(case.module).double(), torch.float64)["out"]
     half = copy.deepcopy(case.module).bfloat16()
     own = both(case, half, torch.bfloat16)["out"]
@@ -157,8 +146,7 @@ def test_bfloat16(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["parakeet", "nemo"])
 def test_autocast(name: str) -> None:
-    case = make(name, "right")
-    case.module.eval()
+    case = case_of(name)
     exact = both(case, copy.deepcopy(case.module).double(), torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
         own = both(case)
@@ -166,6 +154,6 @@ def test_autocast(name: str) -> None:
         ours = both(case)
     assert not report.fallbacks
     for key, truth in exact.items():
-        if truth.norm() > 1e-9:  # that of a bias of keys is 0 but for rounding
+        if truth.norm() > 1e-9:  # the gradient of a bias of keys is 0 but for rounding
             allowed = 1.2 if key == "out" else 2
             assert float((ours[key] - truth).norm()) <= allowed * float((own[key] - truth).norm()), key

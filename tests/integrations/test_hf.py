@@ -1,4 +1,4 @@
-"""`txl.hf` against what transformers 4.37.2's own TransfoXL saved and computed
+"""`txl.hf` against the files and results of transformers 4.37.2's own TransfoXL
 (transfo_xl/write.py)."""
 
 import copy
@@ -13,17 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-pytestmark = pytest.mark.peers
 HERE = Path(__file__).parent / "transfo_xl"
 NAMES = ("plain", "bins", "untied")
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}  # its mask is float32
-
-
-@pytest.fixture(scope="module")
-def hf() -> Any:
-    import txl.hf
-
-    return txl.hf
 
 
 def outputs(name: str) -> dict[str, torch.Tensor]:
@@ -36,8 +28,8 @@ def plain(hf: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_the_old_class_computed(name: str, hf: Any) -> None:
-    """Scores, memory, hidden states, attentions over three segments; losses."""
+def test_outputs_equal_the_old_class(name: str, hf: Any) -> None:
+    """Scores, memory, hidden states and attentions of three segments; losses."""
     import transformers
 
     model, want = transformers.AutoModelForCausalLM.from_pretrained(HERE / name), outputs(name)
@@ -54,14 +46,13 @@ def test_what_the_old_class_computed(name: str, hf: Any) -> None:
                     torch.testing.assert_close(ours, theirs, **CLOSE)
             mems = found.mems
         found = model(want["1.tokens"], labels=want["labels"])
-    # The old class gives them in order of the bins, ours of the positions.
+    # The old class has losses in order of the bins, ours in order of the positions.
     torch.testing.assert_close(found.losses.flatten().sort().values, want["losses"].flatten().sort().values, **CLOSE)
     torch.testing.assert_close(found.loss, want["loss"], **CLOSE)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_the_old_class_generated(name: str, hf: Any) -> None:
-    """With the cache of keys and values."""
+def test_generated_tokens_equal_the_old_class(name: str, hf: Any) -> None:
     model, want = hf.TransfoXLLMHeadModel.from_pretrained(HERE / name), outputs(name)
     model.generation_config.eos_token_id = None
     tokens, new = want["1.tokens"][:1], want["generated"].size(1) - want["1.tokens"].size(1)
@@ -69,8 +60,8 @@ def test_what_the_old_class_generated(name: str, hf: Any) -> None:
     assert torch.equal(model.generate(tokens, **options), want["generated"])
 
 
-def test_the_cache_is_of_constant_size(plain: Any) -> None:
-    """A text far longer than the memory, a prompt longer than the cache's segments."""
+def test_cache_has_constant_size(plain: Any) -> None:
+    """The text is far longer than the memory, the prompt longer than the cache's segments."""
     cache = plain.transformer.new_cache(1, max_segment=4)
     before = sum(layer.nbytes for layer in cache.layers)
     tokens = torch.arange(30)[None] % 50
@@ -86,7 +77,7 @@ def test_the_cache_is_of_constant_size(plain: Any) -> None:
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated")
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
 def test_each_token_is_read_once(name: str, plain: Any) -> None:
-    """By the cache under its new name and its old one; it comes out of generate()."""
+    """With the cache under its new name and its old one, which generate() returns."""
     import transformers
 
     plain.generation_config.eos_token_id = None
@@ -96,8 +87,8 @@ def test_each_token_is_read_once(name: str, plain: Any) -> None:
         torch.arange(5)[None], max_new_tokens=4, do_sample=False, return_dict_in_generate=True, **{name: cache}
     )
     assert lengths == [5, 1, 1, 1]
-    told = "cache" if tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24) else "past_key_values"
-    assert getattr(found, told) is cache
+    new = tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 24)
+    assert getattr(found, "cache" if new else "past_key_values") is cache
     with torch.no_grad():
         output = plain(torch.tensor([[1]]), **{name: cache})
     assert output.cache is cache
@@ -106,9 +97,9 @@ def test_each_token_is_read_once(name: str, plain: Any) -> None:
     assert output.mems is None
 
 
-def test_a_failed_call_leaves_the_cache_as_it_was(plain: Any) -> None:
-    """Labels that do not fit are noticed after the text was read. Three segments cannot be taken
-    back."""
+def test_failed_call_does_not_change_the_cache(plain: Any) -> None:
+    """Labels of a wrong shape are noticed after the text was read. Three segments cannot be
+    removed."""
     tokens = torch.randint(31, (1, 11))
     cache = plain.eval().transformer.new_cache(1, max_segment=4)
     with torch.no_grad():
@@ -126,7 +117,7 @@ def test_a_failed_call_leaves_the_cache_as_it_was(plain: Any) -> None:
             plain(tokens, cache=cache)
 
 
-def test_a_transformers_that_names_its_cache_otherwise(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_name_of_transformers_cache(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import transformers
 
     from txl.hf.modeling import name_in_generation
@@ -142,11 +133,11 @@ def test_a_transformers_that_names_its_cache_otherwise(plain: Any, monkeypatch: 
 
 
 def test_beams_and_samples(plain: Any) -> None:
-    """Beam search by the cache as by reading the whole text anew at each step."""
+    """Beam search with the cache equals reading the whole text again at each step."""
     plain.generation_config.eos_token_id = None
     tokens = torch.tensor([[3, 4, 5], [6, 7, 8]])
     options = {"max_new_tokens": 6, "num_beams": 3, "do_sample": False, "attention_mask": torch.ones_like(tokens)}
-    # No token sees further than the memory in so short a text, so both are the same computation.
+    # In so short a text no token sees further than the memory: both are the same computation.
     plain.transformer.trunk.config = copy.copy(plain.transformer.trunk.config)
     object.__setattr__(plain.transformer.trunk.config, "initial_memory", "empty")
     by_cache = plain.generate(tokens, **options)
@@ -157,8 +148,8 @@ def test_beams_and_samples(plain: Any) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_saved_and_read_again(name: str, hf: Any, tmp_path: Path) -> None:
-    """Under the old names, none twice; the base model too; in another dtype."""
+def test_save_and_load(name: str, hf: Any, tmp_path: Path) -> None:
+    """Under the old names; the base model, too; in another dtype."""
     model = hf.TransfoXLLMHeadModel.from_pretrained(HERE / name)
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -175,8 +166,8 @@ def test_saved_and_read_again(name: str, hf: Any, tmp_path: Path) -> None:
     assert half(tokens).logits.isfinite().all()
 
 
-def test_the_tokenizer(hf: Any, tmp_path: Path) -> None:
-    """vocab.pkl as the old tokenizer pickled itself; saved as tokenizer.json; found by Auto."""
+def test_tokenizer(hf: Any, tmp_path: Path) -> None:
+    """The old tokenizer's vocab.pkl is read by AutoTokenizer, and saved as tokenizer.json."""
     import transformers
 
     from txl.importing import vocabulary
@@ -198,32 +189,29 @@ def test_the_tokenizer(hf: Any, tmp_path: Path) -> None:
     assert of_bytes.decode(of_bytes(sentence)["input_ids"]) == sentence
 
 
-@pytest.mark.parametrize("word", ["voilà", "10\xa0km", "\x85", "東京\u3000x", "café"])
-def test_the_tokenizer_of_words_read_as_latin_1(
-    word: str, hf: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As the importer reads them, also once it is saved."""
+def test_tokenizer_of_words_read_as_latin_1(hf: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Read as the importer reads them, also after saving."""
     from txl.importing import vocabulary
 
-    words = ["<eos>", "<unk>", "é", word]
-    mojibake = [x.encode().decode("latin-1") for x in words]
-    (tmp_path / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": mojibake}))
+    words = ["<eos>", "<unk>", "é", "voilà", "10\xa0km", "\x85", "東京\u3000x", "café"]
+    (tmp_path / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": [x.encode().decode("latin-1") for x in words]}))
     tokenizer = hf.TransfoXLTokenizer.from_pretrained(tmp_path)
-    assert "2 words of the vocabulary were UTF-8 read as Latin-1" in caplog.text
+    assert "6 words of the vocabulary were UTF-8 read as Latin-1" in caplog.text
     tokenizer.save_pretrained(tmp_path / "saved")
     again = hf.TransfoXLTokenizer.from_pretrained(tmp_path / "saved")
-    text = f"é {word}\té x {word}\n{word}"
-    want = vocabulary.read(tmp_path / "vocab.pkl").encode(text.encode()).tolist()
-    assert tokenizer(text)["input_ids"] == again(text)["input_ids"] == want == [2, 3, 2, 1, 3, 0, 3]
+    for n, word in enumerate(words[3:], 3):
+        text = f"é {word}\té x {word}\n{word}"
+        want = vocabulary.read(tmp_path / "vocab.pkl").encode(text.encode()).tolist()
+        assert tokenizer(text)["input_ids"] == again(text)["input_ids"] == want == [2, n, 2, 1, n, 0, n]
 
 
 def test_gradient_checkpointing(plain: Any) -> None:
-    """The same gradients, the layers computed anew."""
+    """The gradients are the same."""
     tokens, found = torch.arange(20)[None], []
     plain.train()
-    for way in (False, True):
-        (plain.activation_checkpointing_enable if way else plain.activation_checkpointing_disable)()
-        assert all(block.recompute == way for block in plain.transformer.trunk.layers)
+    for enabled in (False, True):
+        (plain.activation_checkpointing_enable if enabled else plain.activation_checkpointing_disable)()
+        assert all(block.recompute == enabled for block in plain.transformer.trunk.layers)
         plain.zero_grad()
         torch.manual_seed(0)
         plain(tokens, labels=tokens).loss.backward()
@@ -237,72 +225,79 @@ def _config(folder: Path, **fields: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
-def test_refused(hf: Any, tmp_path: Path, plain: Any) -> None:
-    """Before anything is computed, by name."""
-    import transformers
-
+def test_wrong_files(hf: Any, tmp_path: Path) -> None:
     from txl.errors import TxlError
 
-    folder = shutil.copytree(HERE / "plain", tmp_path / "plain")
+    folder, load = shutil.copytree(HERE / "plain", tmp_path / "plain"), hf.TransfoXLLMHeadModel.from_pretrained
     _config(folder, d_inner=41)
     with pytest.raises(TxlError, match=r"CoreNet.0.weight has shape \[40, 24\], the configuration needs \[41, 24\]"):
-        hf.TransfoXLLMHeadModel.from_pretrained(folder)
+        load(folder)
     _config(folder, d_inner=40, attn_type=1)
     with pytest.raises(TxlError, match="attn_type 1 is none"):
-        hf.TransfoXLLMHeadModel.from_pretrained(folder)
+        load(folder)
     _config(folder, attn_type=0)
     tensors = load_file(folder / "model.safetensors")
     tensors.pop("transformer.layers.1.pos_ff.layer_norm.bias")
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(TxlError, match=r"missing tensors: layers.1.pos_ff.layer_norm.bias"):
-        hf.TransfoXLLMHeadModel.from_pretrained(folder)
+        load(folder)
     (folder / "model.safetensors").write_bytes(b"0" * 20)
     with pytest.raises(OSError, match="cannot be read"):
-        hf.TransfoXLLMHeadModel.from_pretrained(folder)
-    tokens = torch.arange(6)[None]
-    cache = plain.transformer.new_cache(1)
-    for options, message in (
-        ({"attention_mask": torch.tensor([[1, 1, 1, 0, 1, 0]])}, "only at the rows' ends"),
-        ({"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0]]), "cache": cache}, "only at the rows' beginnings"),
-        ({"mems": [torch.zeros(4, 1, 24), None]}, "mems must be None or 3 tensors"),
-        ({"mems": [*[torch.zeros(4, 1, 24)] * 2, torch.zeros(5, 1, 24)]}, "mems must be None or 3 tensors"),
-        ({"mems": [torch.zeros(4, 2, 24)] * 3}, r"mems must be None or 3 tensors \[M, B, d_model\] = \[M, 1, 24\]"),
-        ({"mems": [torch.zeros(4, 1, 24)]}, "mems must be None or 3 tensors"),
-        ({"attention_mask": torch.ones(1, 5)}, r"attention_mask must be \[1, 6\]"),
-        ({"cache": cache, "output_attentions": True}, "goes with neither mems"),
-        ({"cache": cache, "past_key_values": cache}, "either cache or past_key_values"),
-        ({"labels": tokens[:, 1:]}, r"labels must be \[1, 6\]"),
-        ({"inputs_embeds": torch.zeros(1, 6, 24)}, "either input_ids or inputs_embeds"),
-    ):
+        load(folder)
+    with pytest.raises(OSError, match=r"holds no config\.json"):
+        load(tmp_path)
+    with pytest.raises(OSError, match=r"holds no tokenizer\.json and no vocabulary"):
+        hf.TransfoXLTokenizer.from_pretrained(tmp_path)
+    with pytest.raises(OSError, match=r"holds no weights \(model\.safetensors\)"):
+        load(HERE / "bins", use_safetensors=True)
+    with pytest.raises(ValueError, match="variant must be None"):
+        load(HERE / "bins", variant="fp16")
+
+
+MEMS = torch.zeros(4, 1, 24)
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"attention_mask": torch.tensor([[1, 1, 1, 0, 1, 0]])}, "only at the rows' ends"),
+    ({"attention_mask": torch.tensor([[1, 1, 1, 1, 1, 0]]), "cache": True}, "only at the rows' beginnings"),
+    ({"mems": [MEMS, None]}, "mems must be None or 3 tensors"),
+    ({"mems": [MEMS, MEMS, torch.zeros(5, 1, 24)]}, "mems must be None or 3 tensors"),
+    ({"mems": [torch.zeros(4, 2, 24)] * 3}, r"mems must be None or 3 tensors \[M, B, d_model\] = \[M, 1, 24\]"),
+    ({"mems": [MEMS]}, "mems must be None or 3 tensors"),
+    ({"attention_mask": torch.ones(1, 5)}, r"attention_mask must be \[1, 6\]"),
+    ({"cache": True, "output_attentions": True}, "goes with neither mems"),
+    ({"cache": True, "past_key_values": True}, "either cache or past_key_values"),
+    ({"labels": torch.arange(5)[None]}, r"labels must be \[1, 6\]"),
+    ({"inputs_embeds": torch.zeros(1, 6, 24)}, "either input_ids or inputs_embeds"),
+]
+
+
+def test_wrong_arguments(hf: Any, plain: Any) -> None:
+    import transformers
+
+    tokens, cache = torch.arange(6)[None], plain.transformer.new_cache(1)
+    for options, message in WRONG:
+        given = {name: cache if x is True and "output" not in name else x for name, x in options.items()}
         with torch.no_grad(), pytest.raises(ValueError, match=message):
-            plain(tokens, **options)
+            plain(tokens, **given)
     plain.train()
     with torch.no_grad(), pytest.raises(RuntimeError, match=r"call model\.eval"):
         plain(tokens, cache=cache)
-    with pytest.raises(IndexError, match="out of range"):
-        hf.TransfoXLLMHeadModel.from_pretrained(HERE / "bins")(torch.tensor([[1, 50, -7]]))
-    with pytest.raises(ValueError, match=r"new_num_tokens must be above the last of cutoffs, \[10, 20, 35\], got 35"):
-        hf.TransfoXLLMHeadModel.from_pretrained(HERE / "bins").resize_token_embeddings(35)
     with pytest.raises(TypeError, match="cache must be a TransfoXLCache, got list"):
         plain(tokens, cache=[])
     with pytest.raises(TypeError, match="cache must be a TransfoXLCache, got DynamicCache"):
         plain.eval().generate(tokens, cache=transformers.DynamicCache(), max_new_tokens=2)
-    with pytest.raises(OSError, match=r"holds no config\.json"):
-        hf.TransfoXLLMHeadModel.from_pretrained(tmp_path)
-    with pytest.raises(OSError, match=r"holds no tokenizer\.json and no vocabulary"):
-        hf.TransfoXLTokenizer.from_pretrained(tmp_path)
-    with pytest.raises(OSError, match=r"holds no weights \(model\.safetensors\)"):
-        hf.TransfoXLLMHeadModel.from_pretrained(HERE / "bins", use_safetensors=True)
-    with pytest.raises(ValueError, match="variant must be None"):
-        hf.TransfoXLLMHeadModel.from_pretrained(HERE / "bins", variant="fp16")
     plain.config.mem_len = 3
     with pytest.raises(ValueError, match=r"call reset_memory_length\(3\)"):
         plain(tokens)
+    bins = hf.TransfoXLLMHeadModel.from_pretrained(HERE / "bins")
+    with pytest.raises(IndexError, match="out of range"):
+        bins(torch.tensor([[1, 50, -7]]))
+    with pytest.raises(ValueError, match=r"new_num_tokens must be above the last of cutoffs, \[10, 20, 35\], got 35"):
+        bins.resize_token_embeddings(35)
 
 
-def test_ways_to_load(hf: Any, plain: Any, tmp_path: Path) -> None:
-    """In several files, of a subfolder, from tensors of the old names, with what is known of the
-    loading; generation's settings come along."""
+def test_options_of_loading(hf: Any, plain: Any, tmp_path: Path) -> None:
+    """Several files, a subfolder, tensors under the old names, information about the loading, the
+    settings of generation."""
     plain.generation_config.max_new_tokens = 4
     plain.save_pretrained(tmp_path / "sub", max_shard_size="20KB")
     assert len(list((tmp_path / "sub").glob("model-*.safetensors"))) > 1
@@ -337,8 +332,8 @@ def test_files_of_a_repository(hf: Any, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("options", [{"dtype": "auto"}, {"torch_dtype": "auto"}, {}], ids=str)
-def test_the_dtype_of_the_file(options: dict[str, str], hf: Any, tmp_path: Path) -> None:
-    """As the configuration says, else as the tensors have it; by the Auto class, too."""
+def test_dtype_of_the_file(options: dict[str, str], hf: Any, tmp_path: Path) -> None:
+    """The configuration's, else the tensors'; by the Auto class, too."""
     import transformers
 
     folder = shutil.copytree(HERE / "bins", tmp_path / "bins")
@@ -355,8 +350,8 @@ def test_the_dtype_of_the_file(options: dict[str, str], hf: Any, tmp_path: Path)
         assert loader.from_pretrained(folder, torch_dtype=torch.float64).dtype == torch.float64
 
 
-def test_another_memory_length(hf: Any, tmp_path: Path) -> None:
-    """Set later or saved and read: the same; the window of same_length follows."""
+def test_reset_memory_length(hf: Any, tmp_path: Path) -> None:
+    """A saved and loaded model has the new length; the window of same_length follows."""
     tokens, found = torch.arange(24)[None], []
     model = hf.TransfoXLLMHeadModel.from_pretrained(HERE / "bins")
     model.reset_memory_length(4)
@@ -370,7 +365,7 @@ def test_another_memory_length(hf: Any, tmp_path: Path) -> None:
 
 
 def test_padding_at_the_end(plain: Any) -> None:
-    """Nothing before it reads it; its labels are not scored; no memory comes out."""
+    """No token before it sees it; its labels are not scored; the output has no memory."""
     tokens = torch.arange(12)[None]
     mask = torch.ones_like(tokens)
     mask[0, 8:] = 0
@@ -381,8 +376,8 @@ def test_padding_at_the_end(plain: Any) -> None:
     assert padded.mems is None
 
 
-def test_what_generation_shows(plain: Any) -> None:
-    """Attentions and hidden states, without a cache; no text goes on from mems."""
+def test_attentions_in_generation(plain: Any) -> None:
+    """Without a cache. generate() does not accept mems."""
     plain.generation_config.eos_token_id = None
     tokens = torch.tensor([[3, 4, 5]])
     options = {"max_new_tokens": 3, "do_sample": False}

@@ -1,5 +1,5 @@
-"""`txl.hf` at work: transformers' Trainer, padded batches, a vocabulary that grows, a classifier,
-pipelines."""
+"""`txl.hf` in transformers' Trainer, with padded batches, a vocabulary of another size, a
+classifier, and pipelines."""
 
 import copy
 from pathlib import Path
@@ -8,21 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-pytestmark = pytest.mark.peers
 HERE = Path(__file__).parent / "transfo_xl"
 NAMES = ("plain", "bins", "untied")
 PROMPTS = ([3, 4, 5, 6, 7], [8], [9, 2, 30, 41, 5, 6, 11, 12, 13, 14, 44, 16, 7, 8, 1])  # longer than mem_len, 10
 
 
-@pytest.fixture(scope="module")
-def hf() -> Any:
-    import txl.hf
-
-    return txl.hf
-
-
 def padded(rows: Any, side: str, pad: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and mask [B, longest]."""
+    """Return tokens and mask [B, longest]."""
     longest = max(len(row) for row in rows)
     tokens, mask = torch.full((len(rows), longest), pad), torch.zeros(len(rows), longest, dtype=torch.long)
     for n, row in enumerate(rows):
@@ -31,9 +23,8 @@ def padded(rows: Any, side: str, pad: int = 0) -> tuple[torch.Tensor, torch.Tens
     return tokens, mask
 
 
-def test_a_trainer(hf: Any, tmp_path: Path) -> None:
-    """transformers' own Trainer: learns, saves, evaluates, takes its best, resumes to the same
-    bits."""
+def test_trainer(hf: Any, tmp_path: Path) -> None:
+    """It learns, saves, evaluates, loads its best model, and resumes to the same bits."""
     from transformers import Trainer, TrainingArguments
 
     config = hf.TransfoXLConfig(
@@ -61,7 +52,7 @@ def test_a_trainer(hf: Any, tmp_path: Path) -> None:
 
 
 def by_hand(model: Any, rows: Any, smoothing: float = 0.0) -> torch.Tensor:
-    """Mean loss of all labels that have a token before them and are not -100."""
+    """Return the mean loss of all labels that have a token before them and are not -100."""
     losses = []
     for row in rows:
         tokens, labels = row["input_ids"][None], row["labels"]
@@ -77,8 +68,8 @@ def by_hand(model: Any, rows: Any, smoothing: float = 0.0) -> torch.Tensor:
 @pytest.mark.parametrize("accumulated", [1, 3])
 @pytest.mark.parametrize("length", [3, 9])
 def test_trainers_losses(length: int, accumulated: int, smoothing: float, hf: Any, tmp_path: Path) -> None:
-    """Logged, evaluated and their gradients: the mean over the labels of an update, however they
-    are spread over its batches."""
+    """The losses that are logged and evaluated, and their gradients, are those of the mean over the
+    labels of an update, however they are distributed over its batches."""
     from transformers import Trainer, TrainingArguments
 
     torch.manual_seed(0)
@@ -104,8 +95,8 @@ def test_trainers_losses(length: int, accumulated: int, smoothing: float, hf: An
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_padding_before_a_text(name: str, hf: Any) -> None:
-    """With a cache, scores and losses are those of the text alone; without one it is refused."""
+def test_padding_on_the_left(name: str, hf: Any) -> None:
+    """With a cache, scores and losses are those of the text alone; without one it raises."""
     model = hf.TransfoXLLMHeadModel.from_pretrained(HERE / name)
     tokens, mask = padded(PROMPTS, "left")
     labels = tokens.masked_fill(mask == 0, -100)
@@ -123,15 +114,12 @@ def test_padding_before_a_text(name: str, hf: Any) -> None:
 @pytest.mark.parametrize("memory", ["zeros", "empty"])
 @pytest.mark.parametrize("name", NAMES)
 def test_generation_from_prompts_of_several_lengths(name: str, memory: str, hf: Any) -> None:
-    """As from each alone: by the cache, far beyond its memory; by beams."""
+    """Each gives what it gives alone, greedily far beyond the memory, and with beams."""
     config = hf.TransfoXLConfig.from_pretrained(HERE / name, initial_memory=memory)
     model = hf.TransfoXLLMHeadModel.from_pretrained(HERE / name, config=config)
     model.generation_config.eos_token_id = None
     tokens, mask = padded(PROMPTS, "left")
-    for options in (
-        {"max_new_tokens": 30},
-        {"max_new_tokens": 6, "num_beams": 3},
-    ):
+    for options in ({"max_new_tokens": 30}, {"max_new_tokens": 6, "num_beams": 3}):
         options = {"do_sample": False, "pad_token_id": 0, "output_logits": True} | options
         options["return_dict_in_generate"] = True
         found = model.generate(tokens, attention_mask=mask, **options)
@@ -148,8 +136,8 @@ def test_generation_from_prompts_of_several_lengths(name: str, memory: str, hf: 
         model.generate(tokens, attention_mask=mask, cache=cache, max_new_tokens=2)
 
 
-def test_a_vocabulary_of_another_size(hf: Any, tmp_path: Path) -> None:
-    """What is there stays; what is new is drawn, trained, saved and read again."""
+def test_vocabulary_of_another_size(hf: Any, tmp_path: Path) -> None:
+    """Old rows are unchanged; new ones are drawn, trained, saved and loaded."""
     for name in NAMES:
         model = hf.TransfoXLLMHeadModel.from_pretrained(HERE / name)
         tokens = torch.tensor([[3, 30, 49, 5]])
@@ -163,7 +151,7 @@ def test_a_vocabulary_of_another_size(hf: Any, tmp_path: Path) -> None:
             logits = model(tokens).logits
             assert logits.shape == (1, 4, 55)
             assert torch.equal(model.transformer(tokens).last_hidden_state, hidden)
-            first = 35 if name == "bins" else 0  # of the last bin: what is new takes from no other
+            first = 35 if name == "bins" else 0  # of the last bin, whose probability new tokens share
             change = (logits[..., :50] - before)[..., first:]
             torch.testing.assert_close(change, change[..., :1].expand_as(change), rtol=0, atol=1e-5)
             if first:
@@ -187,9 +175,9 @@ def test_a_vocabulary_of_another_size(hf: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_classifier(name: str, hf: Any, tmp_path: Path) -> None:
-    """Begun from a language model: scores of each row's last token, by attention_mask or found by
-    pad_token_id; saved and read again."""
+def test_classifier(name: str, hf: Any, tmp_path: Path) -> None:
+    """It starts from a language model, scores each row's last token (by attention_mask or
+    pad_token_id), and is saved and loaded."""
     import transformers
 
     model = hf.TransfoXLForSequenceClassification.from_pretrained(HERE / name, num_labels=3)
@@ -217,8 +205,8 @@ def test_a_classifier(name: str, hf: Any, tmp_path: Path) -> None:
     assert hf.TransfoXLModel.from_pretrained(tmp_path)(tokens).last_hidden_state.isfinite().all()
 
 
-def test_a_text_generation_pipeline(hf: Any, tmp_path: Path) -> None:
-    """Prompts that end with a space, side by side; bytes go on as they are."""
+def test_text_generation_pipeline(hf: Any, tmp_path: Path) -> None:
+    """Prompts that end with a space, alone and in a batch; a vocabulary of bytes."""
     import transformers
 
     from txl.text.vocabulary import ByteVocabulary

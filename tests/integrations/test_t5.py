@@ -1,5 +1,5 @@
-"""T5 and its copies whole, encoder and decoder: what the original gives, by the same tokens, masks
-and caches."""
+"""T5 and its copies whole, encoder and decoder: what the original gives for the same tokens, masks
+and caches. Our functions for tables of T5's buckets and ALiBi's slopes against transformers'."""
 
 import contextlib
 import copy
@@ -11,20 +11,17 @@ from unittest import mock
 import pytest
 import torch
 
+from txl_kernels import alibi_slopes, t5_buckets
 from txl_kernels.integrations import accelerate, restore
 
-pytestmark = pytest.mark.peers
 TOKENS = torch.tensor([[5, 9, 3, 7, 2, 8, 4, 1], [6, 3, 9, 1, 0, 0, 0, 0]])
 GIVEN = {"input_ids": TOKENS, "attention_mask": (TOKENS != 0).long()}
 LABELS = torch.tensor([[4, 2, 7, 6, 1], [3, 3, 1, -100, -100]])
-
-
 MORE: dict[str, dict[str, Any]] = {
     "LongT5": {"encoder_attention_type": "local", "local_radius": 2},
     "SwitchTransformers": {"num_decoder_layers": 3, "router_jitter_noise": 0.0, "num_experts": 2},
 }
-# Each in the implementations that it has.
-MODELS = [
+MODELS = [  # each with the attention implementations that it has
     *((name, implementation) for name in ("T5", "MT5", "UMT5") for implementation in ("sdpa", "eager")),
     ("LongT5", "eager"),
     ("SwitchTransformers", "eager"),
@@ -54,6 +51,10 @@ def loss_and_gradients(model: Any) -> dict[str, torch.Tensor]:
     return {"loss": loss.detach(), **{n: g for n, g in zip(named, found, strict=True) if g is not None}}
 
 
+def close(found: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> None:
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-6)
+
+
 def test_all_but_cross_attention_is_accelerated() -> None:
     report = accelerate(model_of(), strict=True)
     assert [row.name for row in report.accelerated] == [
@@ -66,7 +67,7 @@ def test_all_but_cross_attention_is_accelerated() -> None:
 @pytest.mark.parametrize(("name", "implementation"), MODELS)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_loss_and_gradients(name: str, implementation: str, checkpointing: bool) -> None:
-    """Of the tables, too, which all layers share; no bias of all pairs is made."""
+    """The tables, which all layers share, have gradients, too; no bias of all pairs is made."""
     model = model_of(name, implementation)
     exact = loss_and_gradients(copy.deepcopy(model).double())
     own = loss_and_gradients(model)
@@ -85,10 +86,15 @@ def test_loss_and_gradients(name: str, implementation: str, checkpointing: bool)
         assert float((ours[key] - truth).abs().max()) <= allowed, key
 
 
+def generate(model: Any, **options: Any) -> Any:
+    model.generation_config.eos_token_id = None
+    more = {"max_new_tokens": 14, "do_sample": False, "output_scores": True, "return_dict_in_generate": True}
+    return model.generate(**GIVEN, **more, **options)
+
+
 OPTIONS: list[dict[str, Any]] = [{}, {"num_beams": 3}, {"cache_implementation": "static"}, {"use_cache": False}]
 GENERATIONS = [
-    *(("T5", "sdpa", options) for options in OPTIONS),
-    *(("UMT5", "sdpa", options) for options in OPTIONS),
+    *((name, "sdpa", options) for name in ("T5", "UMT5") for options in OPTIONS),
     *(("SwitchTransformers", "eager", options) for options in OPTIONS[:2]),
     ("LongT5", "eager", {}),
 ]
@@ -96,52 +102,35 @@ GENERATIONS = [
 
 @pytest.mark.parametrize(("name", "implementation", "options"), GENERATIONS)
 def test_generation(name: str, implementation: str, options: dict[str, Any]) -> None:
-    """Token by token behind a cache, in the order of beams, in a cache with room left."""
+    """Token by token with a cache, in the order of beams, in a cache with unused room."""
     model = model_of(name, implementation)
-    model.generation_config.eos_token_id = None
-    wanted = {"max_new_tokens": 14, "do_sample": False, "output_scores": True, "return_dict_in_generate": True}
-    want = model.generate(**GIVEN, **wanted, **options)
+    want = generate(model, **options)
     report = accelerate(model, strict=True)
-    found = model.generate(**GIVEN, **wanted, **options)
+    found = generate(model, **options)
     assert torch.equal(found.sequences, want.sequences)
     assert want.sequences.unique().numel() > 3
     torch.testing.assert_close(found.scores, want.scores, rtol=1e-4, atol=1e-5)
     assert not report.fallbacks
 
 
-def test_a_window_behind_a_cache() -> None:
-    """The same in a static cache, whose keys do not end with the queries."""
+def test_window_with_a_cache() -> None:
+    """The scores are the same with a static cache, whose keys do not end with the queries."""
     model, scores = model_of(), []
-    model.generation_config.eos_token_id = None
-    wanted = {"max_new_tokens": 14, "do_sample": False, "output_scores": True, "return_dict_in_generate": True}
     for window in (None, (3, 0)):
         accelerate(model, window=window)
-        for kind in ("dynamic", "static"):
-            scores.append(torch.stack(model.generate(**GIVEN, **wanted, cache_implementation=kind).scores))
+        scores += [torch.stack(generate(model, cache_implementation=kind).scores) for kind in ("dynamic", "static")]
     torch.testing.assert_close(scores[3], scores[2], rtol=1e-4, atol=1e-5)
     assert not torch.allclose(scores[2], scores[0], rtol=1e-2)
 
 
-def test_weights() -> None:
-    model = model_of(implementation="eager")
-    with torch.no_grad():
-        want = model(**GIVEN, labels=LABELS, output_attentions=True)
-        report = accelerate(model, strict=True)
-        found = model(**GIVEN, labels=LABELS, output_attentions=True)
-    torch.testing.assert_close(found.logits, want.logits, rtol=1e-4, atol=1e-5)
-    for kind in ("encoder_attentions", "decoder_attentions", "cross_attentions"):
-        assert all(torch.equal(a, b) for a, b in zip(found[kind], want[kind], strict=True))
-    assert report.fallbacks == {"attention weights asked for": 6}
-
-
-def test_copies() -> None:
-    """What becomes of a model's layers does not concern its copies', nor theirs the model's."""
+def test_copies_are_independent() -> None:
+    """Layers of a copy that are restored do not change the model, nor the model's its copies."""
     model = model_of()
     report = accelerate(model, strict=True)
     want = loss_and_gradients(model)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert restore(other.encoder.block[1]) == 1
-        torch.testing.assert_close(loss_and_gradients(other), want, rtol=1e-4, atol=1e-6)
+        close(loss_and_gradients(other), want)
         torch.testing.assert_close(loss_and_gradients(model), want, rtol=0, atol=0)
     assert not report.fallbacks
     other = copy.deepcopy(model)
@@ -149,8 +138,8 @@ def test_copies() -> None:
     torch.testing.assert_close(loss_and_gradients(other), want, rtol=0, atol=0)
 
 
-def test_a_layer_that_is_removed_is_freed() -> None:
-    """Neither the other layers of its stack nor the report hold it."""
+def test_removed_layer_is_freed() -> None:
+    """Neither the other layers of its stack nor the report keep it."""
     model = model_of()
     report = accelerate(model, strict=True)
     del model.encoder.block[1]
@@ -159,30 +148,52 @@ def test_a_layer_that_is_removed_is_freed() -> None:
     assert "encoder.block.1.layer.0.SelfAttention" in str(report)
 
 
-def test_a_part_restored() -> None:
-    """The others hear of it, and of its return; a new layer is known by the next `accelerate`."""
+def test_restored_layer_of_a_stack() -> None:
+    """The others fall back until the next `accelerate`, which also accelerates a new layer."""
     model = model_of()
     want = loss_and_gradients(model)
     report = accelerate(model, strict=True)
     assert restore(model.decoder.block[2]) == 1
-    torch.testing.assert_close(loss_and_gradients(model), want, rtol=1e-4, atol=1e-6)
-    assert report.fallbacks == {
+    close(loss_and_gradients(model), want)
+    reasons = {
         "another layer of its stack is not accelerated": 1,
         "biases of all pairs, of a layer that the original answered": 1,
     }
+    assert report.fallbacks == reasons
     model.decoder.block[2] = copy.deepcopy(model.decoder.block[2])
     again = accelerate(model, strict=True)
-    counted = dict(again.fallbacks)
-    torch.testing.assert_close(loss_and_gradients(model), want, rtol=1e-4, atol=1e-6)
-    assert again.fallbacks == counted
+    close(loss_and_gradients(model), want)
+    assert again.fallbacks == reasons
 
 
-def test_longt5_global_is_left_alone() -> None:
-    import transformers
+@pytest.mark.parametrize("buckets", [32, 20])
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize("max_distance", [128, 40])
+def test_buckets(buckets: int, bidirectional: bool, max_distance: int) -> None:
+    """The bias of queries and keys, and the gradient of its table."""
+    from transformers import T5Config
+    from transformers.models.t5.modeling_t5 import T5Attention
 
-    config = transformers.LongT5Config(
-        vocab_size=12, d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=1, encoder_attention_type="transient-global",
+    config = T5Config(
+        d_model=16, num_heads=4, d_kv=4, relative_attention_num_buckets=buckets,
+        relative_attention_max_distance=max_distance, is_decoder=not bidirectional,
     )  # fmt: skip
-    model = transformers.LongT5EncoderModel(config)
-    with pytest.warns(UserWarning, match="transient global attention: every query also sees the means of blocks"):
-        assert not accelerate(model).accelerated
+    theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
+    L = 300
+    at = torch.arange(L)
+    want = theirs.compute_bias(L, L)[0]  # [H, L, L]
+    table = theirs.relative_attention_bias.weight
+    bias = t5_buckets(table, torch.arange(1 - L, L), bidirectional=bidirectional, max_distance=max_distance)
+    got = bias[:, at[:, None] - at[None, :] + L - 1]
+    assert torch.equal(got, want)
+    weight = torch.randn(want.shape)
+    gradients = [torch.autograd.grad((x * weight).sum(), table)[0] for x in (got, want)]
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 6, 8, 12, 16, 20])
+def test_alibi_slopes(heads: int) -> None:
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    want = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)  # [H, 1, 2]: slope times position
+    torch.testing.assert_close(alibi_slopes(heads), want[:, 0, 1], rtol=1e-6, atol=0)

@@ -1,37 +1,245 @@
-"""Our own layers under what other libraries put around modules: peft's LoRA, accelerate's offload,
-torchao's quantization, FSDP2 units inside the layer."""
+"""What other libraries and torch put around the linear layers and embeddings of a module (adapters,
+hooks, parametrizations, quantization, offload, sharding) acts on accelerated layers as on the
+originals, and on our own layers' segment as on their memory."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from layer_helpers import EACH_ADAPTER, NO_GRADIENTS, both, case_of, check, compare
 from model_helpers import small_model
 from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
 
 from txl_kernels import RelAttention
+from txl_kernels.integrations import Accelerated, accelerate, restore
 
-pytestmark = pytest.mark.peers
-M, L, WIDTH = 6, 8, 32
-PROJECTIONS = ["qkv", "r", "out"]
+pytestmark = [
+    pytest.mark.usefixtures("one_process"),
+    pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated"),
+    pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor, torch.quantize_per_channel"),
+    pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated"),
+    pytest.mark.filterwarnings("ignore:FSDP2-wrapped module .* returned a view"),
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),  # peft asks for it
+]
 
 
-def layer() -> RelAttention:
-    it = RelAttention(WIDTH, 4)
-    nn.init.normal_(it.content_bias)
-    nn.init.normal_(it.position_bias)
-    return it.eval()
+def parts(module: nn.Module) -> list[str]:
+    """Return the names of linear layers and embeddings, without those of T5's feed-forward part,
+    whose weights the original reads."""
+    kinds = (nn.Linear, nn.Embedding)
+    return [n for n, m in module.named_modules() if isinstance(m, kinds) and "DenseReluDense" not in n]
 
 
-def in_two(f: Any, x: Tensor) -> Tensor:
-    """The second part of a text, with the first as its memory."""
-    result: Tensor = f(x[:, M:], x[:, :M])
-    return result
+class Halved(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x / 2
+
+
+def lora(module: nn.Module) -> None:
+    from peft import LoraConfig, inject_adapter_in_model
+
+    if names := parts(module):
+        inject_adapter_in_model(LoraConfig(r=4, target_modules=names, init_lora_weights=False), module)
+
+
+def hooks(module: nn.Module) -> None:
+    for name in parts(module):
+        module.get_submodule(name).register_forward_hook(lambda m, given, out: out * 1.5)
+
+
+def parametrizations(module: nn.Module) -> None:
+    """Five kinds in turns, with parameters that no longer give the weight as it was."""
+    for n, name in enumerate(parts(module)):
+        layer: Any = module.get_submodule(name)
+        if n % 5 == 0:
+            parametrize.register_parametrization(layer, "weight", Halved())
+        elif n % 5 == 1:
+            torch.nn.utils.parametrizations.weight_norm(layer)
+            layer.parametrizations.weight.original0.data.mul_(1.5)
+        elif n % 5 == 2:
+            torch.nn.utils.weight_norm(layer)
+            layer.weight_g.data.mul_(1.5)
+        elif n % 5 == 3:
+            prune.l1_unstructured(layer, "weight", 0.4)
+        else:
+            torch.nn.utils.parametrizations.spectral_norm(layer)
+
+
+def int8_weights(module: nn.Module) -> None:
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    quantize_(module, Int8WeightOnlyConfig())
+
+
+def dynamic(module: nn.Module) -> None:
+    torch.ao.quantization.quantize_dynamic(module, {nn.Linear}, inplace=True)
+
+
+def sharded(module: nn.Module) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    for name in parts(module):
+        fully_shard(module.get_submodule(name))
+
+
+def int8(module: nn.Module) -> None:
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+    quantize_(module, Int8DynamicActivationInt8WeightConfig())
+
+
+def float8(module: nn.Module) -> None:
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    convert_to_float8_training(module, config=Float8LinearConfig(emulate=True))
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], None]] = {
+    f.__name__: f for f in (lora, hooks, parametrizations, int8_weights, dynamic, sharded)
+}
+
+
+def to_cpu(module: nn.Module, folder: Path) -> None:
+    from accelerate import cpu_offload
+
+    cpu_offload(module, execution_device=torch.device("cpu"), offload_buffers=True)
+
+
+def to_disk(module: nn.Module, folder: Path) -> None:
+    from accelerate import dispatch_model
+
+    holder = nn.ModuleDict({"attention": module, "other": nn.Linear(2, 2)})
+    devices = {"attention": "disk", "other": "cpu"}
+    dispatch_model(holder, devices, main_device="cpu", offload_dir=folder, force_hooks=True)
+
+
+OFFLOADS = {f.__name__: f for f in (to_cpu, to_disk)}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("name", EACH_ADAPTER)
+def test_wrapped_parts(name: str, wrapper: str) -> None:
+    """The original wrapped, and accelerated before or after it was wrapped, give the same."""
+    if (name, wrapper) == ("enformer", "dynamic"):
+        pytest.skip("the original reads its layer's weight")
+    tolerance = 1e-2 if wrapper == "dynamic" else 2e-4  # it rounds its input to bytes
+    gradients = name not in NO_GRADIENTS and wrapper != "dynamic"
+    theirs, after, before = (case_of(name) for _ in range(3))
+    accelerate(before.module, strict=True, weights="none")
+    plain = both(before, gradients=False)["out"]
+    for case in (theirs, after, before):
+        torch.manual_seed(3)
+        WRAPPERS[wrapper](case.module)
+    report = accelerate(after.module, strict=True, weights="none")
+    want = both(theirs, gradients=gradients, random=False)
+    assert wrapper == "sharded" or not torch.allclose(plain, want["out"], rtol=1e-2)
+    compare(both(after, gradients=gradients, random=False), want, tolerance)
+    compare(both(before, gradients=False), {"out": want["out"]}, tolerance)
+    assert not report.fallbacks, str(report)
+    assert restore(after.module) > 0
+    compare(both(after, gradients=False), {"out": want["out"]}, tolerance)
+
+
+@pytest.mark.parametrize("removed", [False, True], ids=["offloaded", "offload removed"])
+@pytest.mark.parametrize("offload", OFFLOADS)
+@pytest.mark.parametrize("name", [*EACH_ADAPTER, "xlnet"])
+def test_offload(name: str, offload: str, removed: bool, tmp_path: Path) -> None:
+    """Parameters are on "meta" until their module is called. accelerate's hooks hold the bound
+    forward that they found, and leave it on the instance when they are removed."""
+    if name == "speechbrain beats":
+        pytest.skip("the original reads the device of its table's weight")
+    from accelerate.hooks import remove_hook_from_module
+
+    first, last = case_of(name), case_of(name)
+    want = both(first, gradients=False)
+    reports = [accelerate(first.module, strict=True, weights="none")]
+    for case in (first, last):
+        OFFLOADS[offload](case.module, tmp_path / str(case is first))
+        if removed:
+            remove_hook_from_module(case.module, recurse=True)
+    compare(both(first, gradients=False), want)
+    reports.append(accelerate(last.module, strict=True, weights="none"))
+    compare(both(last, gradients=False), want)
+    assert not any(report.fallbacks for report in reports)
+    for case in (first, last):
+        accelerated = [m for m in case.module.modules() if isinstance(m, Accelerated)]
+        assert restore(case.module) == len(accelerated) > 0
+        assert not removed or not any("forward" in vars(m) for m in accelerated)
+        compare(both(case, gradients=False), want)
+
+
+def test_hooks_of_fsdp_do_not_read_weights() -> None:
+    """The original of a class that stores its weights need not answer."""
+    from torch.distributed.fsdp import fully_shard
+
+    case = case_of("espnet")
+    check(case.module, lambda: both(case, gradients=False), change=fully_shard)
+
+
+M, L, WIDTH = 16, 16, 32
+OWN: dict[str, tuple[Callable[..., None], float]] = {
+    "lora": (lambda it, folder: lora(it), 1e-5),
+    **{f.__name__: (lambda it, folder, f=f: f(it), 0.02) for f in (int8_weights, int8, float8)},
+    **{name: (offload, 1e-5) for name, offload in OFFLOADS.items()},
+}
+
+
+def our_own_layer() -> tuple[RelAttention, Tensor]:
+    it = RelAttention(WIDTH, 4).eval()
+    for bias in (it.content_bias, it.position_bias):
+        nn.init.normal_(bias)
+    return it, torch.randn(2, M + L, WIDTH)
+
+
+@pytest.mark.parametrize("wrapper", OWN)
+def test_memory_of_our_own_layer(wrapper: str, tmp_path: Path) -> None:
+    """A segment with memory, or a cache, gives what the whole sequence does; gradients, too."""
+    (wrap, tolerance), (it, x) = OWN[wrapper], our_own_layer()
+    with torch.no_grad():
+        exact, positions = it(x), it.positions(L, M)
+        wrap(it, tmp_path)
+        whole = it(x)[:, M:]
+        assert torch.equal(whole, exact[:, M:]) == (wrapper in OFFLOADS)
+        assert wrapper == "lora" or (whole - exact[:, M:]).abs().max() < 0.2
+        assert any(p.is_meta for p in it.parameters()) == (wrapper in OFFLOADS)
+        cache = it.new_cache(2, M, L, like=x)
+        it.fill_cache(cache, x[:, :M])
+        for found in (it(x[:, M:], x[:, :M]), it(x[:, M:], x[:, :M], positions=positions), it(x[:, M:], cache=cache)):
+            torch.testing.assert_close(found, whole, atol=tolerance, rtol=0)
+    if wrapper in ("lora", "float8"):
+        parameters = [p for p in it.parameters() if p.requires_grad]
+        outputs = it(x[:, M:], x[:, :M]), it(x)[:, M:]
+        for gradient, want in zip(
+            *(torch.autograd.grad(out.square().sum(), parameters) for out in outputs), strict=True
+        ):
+            torch.testing.assert_close(gradient, want, atol=5 * tolerance * float(want.abs().max()), rtol=0)
+
+
+def test_sharding_of_our_own_layer() -> None:
+    """Of its projections and of the layer itself, whose parameters FSDP2 gathers for a call."""
+    from torch.distributed.fsdp import fully_shard
+
+    it, x = our_own_layer()
+
+    def gradients() -> list[Tensor]:
+        it.zero_grad()
+        it(x[:, M:], x[:, :M]).square().sum().backward()
+        found = [p.grad for p in it.parameters() if p.grad is not None]
+        return [getattr(g, "full_tensor", g.clone)() for g in found]
+
+    want = gradients()
+    sharded(it)
+    fully_shard(it)
+    for gradient, other in zip(gradients(), want, strict=True):
+        torch.testing.assert_close(gradient, other)
 
 
 @pytest.mark.parametrize("encoding", ["relative", "shaw", "shaw-released"])
-def test_lora_of_a_model(encoding: str) -> None:
+def test_lora_of_our_own_model(encoding: str) -> None:
     from peft import LoraConfig, get_peft_model
 
     model = small_model(encoding=encoding, table_len=None if encoding == "relative" else 40, mem_len=30)
@@ -42,13 +250,10 @@ def test_lora_of_a_model(encoding: str) -> None:
     torch.testing.assert_close(adapted(tokens[:, 6:], memory)[0], whole[:, 6:], rtol=0, atol=1e-9)
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks for it
-def test_lora_of_a_transformers_model() -> None:
+def test_lora_of_a_transformers_model(hf: Any) -> None:
     from peft import LoraConfig, get_peft_model
 
-    import txl.hf
-
-    model = txl.hf.TransfoXLLMHeadModel.from_pretrained(Path(__file__).parent / "transfo_xl" / "plain").eval()
+    model = hf.TransfoXLLMHeadModel.from_pretrained(Path(__file__).parent / "transfo_xl" / "plain").eval()
     adapted = get_peft_model(model, LoraConfig(target_modules=["qkv", "out"], init_lora_weights=False)).eval()
     tokens = torch.randint(model.config.vocab_size, (2, 10))
 
@@ -61,76 +266,8 @@ def test_lora_of_a_transformers_model() -> None:
     torch.testing.assert_close(scores(adapted), scores(adapted.merge_and_unload()), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("where", ["cpu", "disk"])
-def test_offload(where: str, tmp_path: Path) -> None:
-    """Parameters are on "meta" but for the time of their module's call."""
-    from accelerate import cpu_offload, disk_offload
-
-    it, x = layer(), torch.randn(2, M + L, WIDTH)
-    with torch.no_grad():
-        expected, positions = in_two(it, x), it.positions(L, M)
-        if where == "cpu":
-            cpu_offload(it, execution_device=torch.device("cpu"))
-        else:
-            disk_offload(it, str(tmp_path), execution_device=torch.device("cpu"))
-        assert it.qkv.weight.is_meta
-        torch.testing.assert_close(in_two(it, x), expected)
-        torch.testing.assert_close(it(x[:, M:], x[:, :M], positions=positions), expected)
-        cache = it.new_cache(2, M, L, like=x)
-        it.fill_cache(cache, x[:, :M])
-        torch.testing.assert_close(it(x[:, M:], cache=cache), expected)
-
-
-@pytest.mark.parametrize("kind", ["int8 weights", "int8 both"])
-def test_torchao(kind: str) -> None:
-    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
-
-    it, x = layer(), torch.randn(2, M + L, WIDTH)
-    with torch.no_grad():
-        exact = in_two(it, x)
-        quantize_(it, Int8WeightOnlyConfig() if kind == "int8 weights" else Int8DynamicActivationInt8WeightConfig())
-        found = in_two(it, x)
-        assert 0 < (found - exact).abs().max() < 0.05
-        torch.testing.assert_close(found, it(x)[:, M:], atol=0.02, rtol=0)
-        cache = it.new_cache(2, M, L)
-        it.fill_cache(cache, x[:, :M])
-        torch.testing.assert_close(it(x[:, M:], cache=cache), found, atol=0.02, rtol=0)
-
-
-def test_torchao_in_training() -> None:
-    """Float8 training acts on the memory's projection too."""
-    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-    it, x = layer(), torch.randn(2, 32, WIDTH)
-    exact = it(x[:, 16:], x[:, :16])
-    convert_to_float8_training(it, config=Float8LinearConfig(emulate=True))
-    found = it(x[:, 16:], x[:, :16])
-    assert 0 < (found - exact).abs().max() < 0.2
-    torch.testing.assert_close(found, it(x)[:, 16:], atol=0.02, rtol=0)
-    found.sum().backward()
-    assert it.qkv.weight.grad is not None
-
-
-def test_fsdp_units_inside_the_layer(one_process: None) -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    it, x = layer(), torch.randn(2, M + L, WIDTH)
-    in_two(it, x).square().sum().backward()
-    expected = [p.grad.clone() for p in it.parameters() if p.grad is not None]
-    it.zero_grad()
-    mesh = init_device_mesh("cpu", (1,))
-    for name in PROJECTIONS:
-        fully_shard(getattr(it, name), mesh=mesh)
-    fully_shard(it, mesh=mesh)
-    in_two(it, x).square().sum().backward()
-    found = [p.grad.full_tensor() for p in it.parameters() if p.grad is not None]
-    for gradient, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(gradient, other)
-
-
 @pytest.mark.filterwarnings("ignore")
-def test_the_page_runs_as_printed() -> None:
+def test_code_of_the_page_runs() -> None:
     page = Path(__file__).parents[2] / "docs" / "how-to" / "lora-int8-onnx.md"
     blocks = re.findall(r"```py\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert len(blocks) == 3

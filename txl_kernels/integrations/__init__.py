@@ -9,11 +9,11 @@ the original code runs, and the call is counted.
 from txl_kernels.integrations.accelerate import Report, Row, accelerate, is_accelerated, restore
 from txl_kernels.integrations.attention import attend, mask_bounds, merge_heads, project_table
 from txl_kernels.integrations.explain import explain
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer
+from txl_kernels.integrations.peer import Accelerated, Peer, RandomInputs
 from txl_kernels.integrations.registry import peers, register, register_copy
 from txl_kernels.integrations.source import source_hash
 
 __all__ = [
-    "Accelerated", "Draw", "Peer", "Report", "Row", "accelerate", "attend", "explain", "is_accelerated", "mask_bounds",
-    "merge_heads", "peers", "project_table", "register", "register_copy", "restore", "source_hash",
+    "Accelerated", "Peer", "RandomInputs", "Report", "Row", "accelerate", "attend", "explain", "is_accelerated",
+    "mask_bounds", "merge_heads", "peers", "project_table", "register", "register_copy", "restore", "source_hash",
 ]  # fmt: skip

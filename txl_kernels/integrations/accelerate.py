@@ -13,11 +13,11 @@ from torch import nn
 from txl_kernels.checks import span
 from txl_kernels.integrations.attention import Window
 from txl_kernels.integrations.peer import STATE, Accelerated, Peer, has_kernel, new_state
-from txl_kernels.integrations.registry import accelerated_class, find, look_alikes, of_known_source, path_of
+from txl_kernels.integrations.registry import accelerated_class, find, find_copied_peer, path_of, similar_peers
 from txl_kernels.integrations.select import Chosen, Selection
-from txl_kernels.integrations.streaming import forget
+from txl_kernels.integrations.streaming import evict
 from txl_kernels.integrations.verify import difference
-from txl_kernels.integrations.wrapped import is_replaced, replaced_method, swap
+from txl_kernels.integrations.wrapped import has_replaced_forward, replaced_method, set_class
 
 Weights = Literal["fallback", "none"]
 Export = Literal["original", "operator"]
@@ -98,8 +98,8 @@ class Report:
 
     def __str__(self) -> str:
         if not self.rows:
-            told = "nothing to accelerate: the model has no attention module that txl_kernels.integrations knows"
-            return "\n  ".join([told, *self.unknown])
+            first = "nothing to accelerate: the model has no attention module that txl_kernels.integrations knows"
+            return "\n  ".join([first, *self.unknown])
         lines = [HEADER]
         for row in self.rows:
             counts = "; ".join(f"{count} x {reason}" for reason, count in row.fallbacks.items())
@@ -108,22 +108,15 @@ class Report:
         table = [
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
         ]
-        concerned = len(self.accelerated) + len(self.left_alone)
-        return "\n".join([*table, f"{len(self.accelerated)} of {concerned} accelerated"])
+        total = len(self.accelerated) + len(self.left_alone)
+        return "\n".join([*table, f"{len(self.accelerated)} of {total} accelerated"])
 
 
 def accelerate(
-    model: nn.Module,
-    strict: bool = False,
-    weights: Weights = "fallback",
-    streaming: bool = False,
-    *,
-    include: Chosen = None,
-    exclude: Chosen = None,
-    window: Window = None,
-    verify: bool = False,
+    model: nn.Module, strict: bool = False, weights: Weights = "fallback", streaming: bool = False, *,
+    include: Chosen = None, exclude: Chosen = None, window: Window = None, verify: bool = False,
     export: Export = "original",
-) -> Report:
+) -> Report:  # fmt: skip
     """Run the relative-position attention of a model's known modules on these kernels, in place.
 
     Only the modules' classes change. Parameters, state_dict names, hooks and isinstance do not;
@@ -167,48 +160,46 @@ def accelerate(
             cannot be accelerated (the message has the report).
     """
     _check(model, streaming, weights, window, verify, export)
-    chosen, spared = Selection("include", include), Selection("exclude", exclude)
+    included, excluded = Selection("include", include), Selection("exclude", exclude)
     settings: dict[str, Any] = {
         "weights": weights,
         "streaming": streaming,
         "window": window,
         "export": export,
-        "told": {},
+        "warned": {},
     }
     rows: list[Row] = []
-    todo: list[tuple[nn.Module, Peer, list[nn.Module]]] = []
-    accelerated: list[nn.Module] = []
-    before: list[tuple[Any, list[nn.Module]]] = []
+    new: list[tuple[nn.Module, Peer, list[nn.Module]]] = []
+    accelerated: list[tuple[Any, list[nn.Module], bool]] = []
     for chain in _modules(model):
         name, module = chain[-1]
-        above = [m for _, m in chain[:-1]]
-        excluded, included = spared.has(chain), chosen.has(chain) or not chosen.given
-        selected = included and not excluded
+        ancestors = [m for _, m in chain[:-1]]
+        is_excluded, is_included = excluded.has(chain), included.has(chain) or not included.given
+        selected = is_included and not is_excluded
+        row, peer = None, None
         if isinstance(module, Accelerated):
             path = path_of(module.original)
             note = "" if path == module.peer.path else f", as {module.peer.path}"
-            rows.append(Row(name, path, None, weakref.ref(module), note))
-            accelerated += [module] * selected
-            before.append((module, above))
-            continue
-        row, peer = judge(name, module, above, verify) if selected else (_unselected(name, module, excluded), None)
-        if row is not None:
-            rows.append(row)
-        if peer is not None:
-            todo.append((module, peer, above))
-    for selection in (chosen, spared):
+            row = Row(name, path, None, weakref.ref(module), note)
+            accelerated.append((module, ancestors, selected))
+        elif selected:
+            row, peer = classify(name, module, ancestors, verify)
+        elif find(path_of(type(module))) is not None:
+            reason = "excluded" if is_excluded else "not included"
+            row = Row(name, path_of(type(module)), reason, weakref.ref(module), concerns=False)
+        rows += [] if row is None else [row]
+        new += [] if peer is None else [(module, peer, ancestors)]
+    for selection in (included, excluded):
         selection.check_all_used()
     report = Report(tuple(rows), () if rows else tuple(_attention_classes(model)))
     if strict and (report.left_alone or not report.accelerated):
         raise ValueError(f"strict=True, and not every attention module can be accelerated:\n{report}")
-    for module in accelerated:
-        module.__dict__[STATE] |= settings
-    for module, peer, above in todo:
-        module.__dict__[STATE] = new_state(**settings)
-        swap(module, accelerated_class(peer, type(module)))
-        before.append((module, above))
-    for known, above in before:
-        known.__dict__[STATE] |= known.settings_from(above)
+    for module, peer, ancestors in new:
+        module.__dict__[STATE] = new_state()
+        set_class(module, accelerated_class(peer, type(module)))
+        accelerated.append((module, ancestors, True))
+    for known, ancestors, selected in accelerated:
+        known.__dict__[STATE] |= (settings if selected else {}) | known.settings_from(ancestors)
     for row in report.left_alone:
         warnings.warn(f"txl_kernels left {row.name or 'the model'} ({row.kind}) alone: {row.reason}", stacklevel=2)
     if not rows:
@@ -217,8 +208,7 @@ def accelerate(
 
 
 def _check(model: Any, streaming: Any, weights: Any, window: Any, verify: Any, export: Any) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    check_module("model", model)
     for name, value in (("streaming", streaming), ("verify", verify)):
         if not isinstance(value, bool):
             raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
@@ -232,13 +222,23 @@ def _check(model: Any, streaming: Any, weights: Any, window: Any, verify: Any, e
         span(False, window)
 
 
-def judge(
-    name: str, module: nn.Module, above: Sequence[nn.Module], verify: bool = False
+def check_module(argument: str, module: Any) -> None:
+    """Check that an argument is a module.
+
+    Raises:
+        TypeError: it is not; the message names the argument.
+    """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"{argument} must be a torch.nn.Module, got {type(module).__name__}")
+
+
+def classify(
+    name: str, module: nn.Module, ancestors: Sequence[nn.Module], verify: bool = False
 ) -> tuple[Row | None, Peer | None]:
     """Return the decision about a module that is not accelerated: its row of a report (None for an
     unknown module), and the peer whose adapter it gets (or None).
 
-    above: the modules that contain it, outermost first.
+    ancestors: the modules that contain it, outermost first.
     """
     path = path_of(type(module))
     found = recognise(module)
@@ -246,7 +246,7 @@ def judge(
         return None, None
     peer, reason, note = found
     if reason is not None and verify:
-        tried = try_out(module, peer, above)
+        tried = find_equal_peer(module, peer, ancestors)
         if isinstance(tried, Peer):
             peer, reason, note = tried, None, f", tried out as {tried.name}"
         else:
@@ -255,12 +255,12 @@ def judge(
         reason += "; verify=True tries it out"
     if reason is None:
         try:
-            nothing = peer.other(module, above)
+            nothing = peer.why_nothing_to_do(module, ancestors)
         except AttributeError as error:
             return Row(name, path, f"is not complete: {error}", weakref.ref(module)), None
         if nothing is not None:
             return Row(name, path, nothing, weakref.ref(module), concerns=False), None
-        reason = _hindrance(peer, module, above)
+        reason = _why_not_accelerated(peer, module, ancestors)
     return Row(name, path, reason, weakref.ref(module), note), None if reason else peer
 
 
@@ -273,36 +273,29 @@ def recognise(module: nn.Module) -> tuple[Peer, str | None, str] | None:
     reason = None if named is None else named.unknown_source(kind)
     if named is not None and reason is None:
         return named, None, ""
-    copied = of_known_source(module)
+    copied = find_copied_peer(module)
     if copied is not None:
         return copied, None, f", a copy of {copied.path}"
     if named is not None:
         return named, reason, ""
-    alike = next(look_alikes(module), None)
+    alike = next(similar_peers(module), None)
     base = next((x for x in map(find, map(path_of, kind.__mro__[1:])) if x is not None), None)
     if base is not None:
         return alike or base, f"a subclass of {base.path}, whose own code is unknown", ""
     return None if alike is None else (alike, f"like {alike.path}, but with code of its own", "")
 
 
-def try_out(module: nn.Module, first: Peer, above: Sequence[nn.Module]) -> Peer | str:
+def find_equal_peer(module: nn.Module, first: Peer, ancestors: Sequence[nn.Module]) -> Peer | str:
     """Return the first peer whose adapter computes the same as the module, among `first` and the
     peers that the module resembles; or, if there is none, how each differs."""
-    said: dict[type[Accelerated], str] = {}
-    for peer in (first, *look_alikes(module)):
-        if peer.adapter not in said:
-            off = difference(module, peer, above)
-            if off is None:
+    differences: dict[type[Accelerated], str] = {}
+    for peer in (first, *similar_peers(module)):
+        if peer.adapter not in differences:
+            found = difference(module, peer, ancestors)
+            if found is None:
                 return peer
-            said[peer.adapter] = f"tried out as {peer.name}, {off}"
-    return "; ".join(said.values())
-
-
-def _unselected(name: str, module: nn.Module, excluded: bool) -> Row | None:
-    if find(path_of(type(module))) is None:
-        return None
-    reason = "excluded" if excluded else "not included"
-    return Row(name, path_of(type(module)), reason, weakref.ref(module), concerns=False)
+            differences[peer.adapter] = f"tried out as {peer.name}, {found}"
+    return "; ".join(differences.values())
 
 
 def is_accelerated(model: nn.Module) -> bool:
@@ -311,8 +304,7 @@ def is_accelerated(model: nn.Module) -> bool:
     Raises:
         TypeError: model is not a module.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    check_module("model", model)
     return any(isinstance(module, Accelerated) for module in model.modules())
 
 
@@ -325,23 +317,22 @@ def restore(model: nn.Module) -> int:
             for example), or its forward was replaced on the instance by something other than
             accelerate's hooks. The message names it, and nothing is restored.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    check_module("model", model)
     found: list[tuple[str, Any]] = [item for item in model.named_modules() if isinstance(item[1], Accelerated)]
     for name, module in found:
-        if is_replaced(module):
+        label = name or "the model"
+        if has_replaced_forward(module):
             raise RuntimeError(
-                f"{name or 'the model'} has a forward of the instance's, replaced since it was accelerated: undo that first"
+                f"{label} has a forward of the instance's, replaced since it was accelerated: undo that first"
             )
         if type(module) is not accelerated_class(module.peer, module.original):
             raise RuntimeError(
-                f"{name or 'the model'} is now a {path_of(type(module))}: undo what changed its class since it was "
-                "accelerated"
+                f"{label} is now a {path_of(type(module))}: undo what changed its class since it was accelerated"
             )
     for _, module in found:
-        forget(module)
-        module.released()
-        swap(module, module.original)
+        evict(module)
+        module.on_restore()
+        set_class(module, module.original)
         del module.__dict__[STATE]
     return len(found)
 
@@ -374,7 +365,7 @@ def _attention_classes(model: nn.Module) -> Iterator[str]:
         yield f"{first}{f' and {len(others)} more' if others else ''} ({path_of(kind)})"
 
 
-def _hindrance(peer: Peer, module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+def _why_not_accelerated(peer: Peer, module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
     """Return the reason why a module is not accelerated, or None."""
     for x in module.parameters():
         if isinstance(x, nn.parameter.UninitializedParameter):

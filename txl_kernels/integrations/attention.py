@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C import _functorch as functorch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -16,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from txl_kernels.bounds import scan
 from txl_kernels.composed import merged
 from txl_kernels.functional import rel_attention
+from txl_kernels.integrations.streaming import cached
 from txl_kernels.seed import new_seed
 from txl_kernels.torch_state import is_plain
 
@@ -39,7 +39,7 @@ def mask_bounds(mask: Tensor | None, seen: Callable[[Tensor], Tensor] | None = N
     if mask is None:
         return ALL
     given = mask
-    return once("mask", mask, seen, lambda: bounds_of(given if seen is None else seen(given)))
+    return memoized("mask", mask, seen, lambda: bounds_of(given if seen is None else seen(given)))
 
 
 def bounds_or_reason(
@@ -67,7 +67,7 @@ def bounds_of(seen: Tensor) -> Bounds | None:
     """Return the result of `mask_bounds` for a bool mask."""
     start, end, hole = scan(seen, True)
     message = "the mask hides a key between visible ones; txl_kernels takes one interval a query"
-    return (start, end) if holds(hole < 0, message) else None
+    return (start, end) if condition_met(hole < 0, message) else None
 
 
 def blocked_bounds(seen: Tensor, before: int, length: int) -> Bounds | None:
@@ -101,24 +101,14 @@ def visible(mask: Tensor) -> Tensor:
     if not mask.is_floating_point():
         raise AdditiveMask
     seen = mask == 0
-    told = (seen | (mask <= 0.9 * torch.finfo(mask.dtype).min)).all()
-    if not holds(told, "the mask adds other values than 0 and -inf, which no kernel adds"):
+    only_hides = (seen | (mask <= 0.9 * torch.finfo(mask.dtype).min)).all()
+    if not condition_met(only_hides, "the mask adds other values than 0 and -inf, which no kernel adds"):
         raise AdditiveMask
     return seen
 
 
 class AdditiveMask(ValueError):
     """The error of a mask that adds values other than 0 and -inf to scores."""
-
-
-def four_axes(mask: Any) -> str | None:
-    """Return the reason why a mask of transformers' attention interface is not supported, or
-    None."""
-    if mask is None:
-        return None
-    if not isinstance(mask, Tensor) or mask.dim() != 4:
-        return "a mask of another kind"
-    return None if mask.size(1) == 1 else "a mask for each head"
 
 
 def project_table(project: nn.Module, encodings: Tensor, heads: int) -> Tensor:
@@ -128,7 +118,7 @@ def project_table(project: nn.Module, encodings: Tensor, heads: int) -> Tensor:
     return r[0] if r.dim() == 4 and r.size(0) == 1 else r
 
 
-def within(window: Window, encodings: Tensor, past: int) -> tuple[Tensor, int]:
+def crop(window: Window, encodings: Tensor, past: int) -> tuple[Tensor, int]:
     """Cut encodings to the rows [.., T, d] of the distances that a window allows. Return them and
     the distance of the first.
 
@@ -142,7 +132,7 @@ def within(window: Window, encodings: Tensor, past: int) -> tuple[Tensor, int]:
     return encodings[..., first:last, :], past - first
 
 
-def narrower(own: tuple[int | None, int | None], window: Window) -> tuple[int | None, int | None]:
+def intersect(own: tuple[int | None, int | None], window: Window) -> tuple[int | None, int | None]:
     """Return a module's own context (left, right), each None for no limit, limited by a window."""
     left, right = (
         x if y is None else y if x is None else min(x, y) for x, y in zip(own, window or (None, None), strict=True)
@@ -150,10 +140,10 @@ def narrower(own: tuple[int | None, int | None], window: Window) -> tuple[int | 
     return left, right
 
 
-def split_heads(x: Tensor, heads: int) -> Tensor:
-    """Return x [B, L, H * D] as a view [B, H, L, D]."""
-    heads_apart: Tensor = x.unflatten(-1, (heads, -1)).transpose(1, 2)
-    return heads_apart
+def split_heads(x: Tensor, heads: int = -1, width: int = -1) -> Tensor:
+    """Return x [B, L, H * D] as a view [B, H, L, D], by the number of heads or by their width."""
+    view: Tensor = x.unflatten(-1, (heads, width)).transpose(1, 2)
+    return view
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -199,6 +189,28 @@ def attend(
     return out
 
 
+def attend_encodings(
+    module: Any, q: Tensor, k: Tensor, v: Tensor, encodings: Tensor, bounds: Bounds, project: nn.Module | None = None,
+    u: Tensor | None = None, w: Tensor | None = None, zero_future: bool = False, **settings: Any,
+) -> Tensor:  # fmt: skip
+    """Return the attention [B, L, H * D] of an accelerated module, within its window, whose table
+    is a projection of encodings [1 or B, 2 S - 1, d], farthest past first. While the module
+    streams, the table is cached.
+
+    project, u, w: the projection and the biases; the module's linear_pos, pos_bias_u and pos_bias_v
+    if None. zero_future: True for a table that is 0 for keys after the query.
+    """
+    project = module.linear_pos if project is None else project
+    window, heads = module.setting("window"), q.size(1)
+    rows, past = crop(window, encodings, k.size(2) - 1)
+    (r,) = cached(module, "r", (project,), rows, q.size(2), lambda: (project_table(project, rows, heads),))
+    if zero_future:
+        future = r.size(-2) - 1 - past
+        r = torch.cat([torch.zeros_like(r[..., :future, :]), r[..., future:, :]], -2)
+    u, w = module.pos_bias_u if u is None else u, module.pos_bias_v if w is None else w
+    return merge_heads(attend(q, k, v, r, u, w, bounds, past=past, window=window, **settings))
+
+
 def dropout_of(dropout: nn.Module) -> float:
     """Return the probability that a Dropout module applies now, which may be in another mode than
     the attention around it. NaN if the module is of another class, whose probability is unknown."""
@@ -207,19 +219,9 @@ def dropout_of(dropout: nn.Module) -> float:
     return 0.0 if type(dropout) is nn.Identity else math.nan
 
 
-def pad(x: Tensor, more: int) -> Tensor:
-    """Pad the last axis with zeros."""
-    return F.pad(x, (0, more))
-
-
-def nonzero(mask: Tensor) -> Tensor:
-    """Return where a mask is not zero, as bool: the visible keys."""
-    return mask if mask.dtype == torch.bool else mask != 0
-
-
-def unhidden(mask: Tensor) -> Tensor:
+def is_zero(mask: Tensor) -> Tensor:
     """Return where a mask is zero, as bool: the visible keys."""
-    return ~mask if mask.dtype == torch.bool else mask == 0
+    return ~mask.bool()
 
 
 def same_for_all(x: Tensor, axis: int = 0) -> bool:
@@ -233,15 +235,15 @@ def same_for_all(x: Tensor, axis: int = 0) -> bool:
 
     def compare() -> bool:
         message = "encodings differ between batch rows, for which a compiled call has no table"
-        return holds((x == x.narrow(axis, 0, 1)).all(), message)
+        return condition_met((x == x.narrow(axis, 0, 1)).all(), message)
 
-    return once("encodings", x, axis, compare)
+    return memoized("encodings", x, axis, compare)
 
 
 # Conditions on tensors' values: read once for all layers of a forward that share a tensor.
 
 
-def holds(condition: Tensor, message: str) -> bool:
+def condition_met(condition: Tensor, message: str) -> bool:
     """Whether a condition, bool [], is met. Under torch.compile, True, with an assertion that runs
     with the graph. True for a fake tensor, and False under torch.func.vmap, where it may differ
     between the elements."""
@@ -275,7 +277,7 @@ def is_true(condition: Tensor, fake: bool) -> bool:
         return False
 
 
-def once(kind: str, x: Tensor, key: Any, compute: Callable[[], T]) -> T:
+def memoized(kind: str, x: Tensor, key: Any, compute: Callable[[], T]) -> T:
     """Return compute(), or its last result in this thread if tensor and key are the same.
 
     A tensor that was changed in place counts as another one. Changes that do not increase its

@@ -5,7 +5,7 @@ import inspect
 
 from torch import nn
 
-from txl_kernels.integrations.accelerate import judge, recognise
+from txl_kernels.integrations.accelerate import check_module, classify, recognise
 from txl_kernels.integrations.peer import Accelerated, Peer
 from txl_kernels.integrations.registry import path_of
 from txl_kernels.integrations.source import parts, source_hash
@@ -23,8 +23,7 @@ def explain(module: nn.Module) -> str:
     Raises:
         TypeError: module is not a module.
     """
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"module must be a torch.nn.Module, got {type(module).__name__}")
+    check_module("module", module)
     if isinstance(module, Accelerated):
         return f"{path_of(module.original)}: accelerated by the adapter of {module.peer.path}"
     path = path_of(type(module))
@@ -35,9 +34,9 @@ def explain(module: nn.Module) -> str:
             "register_copy(its class, of=...) a copy of a known one"
         )
     peer, reason, note = found
-    row, taken = judge("", module, ())
+    row, accepted = classify("", module, ())
     assert row is not None
-    if taken is not None:
+    if accepted is not None:
         return f"{path}: taken for {peer.path}{note or ', by name and source'}; accelerate(model) accelerates it"
     if reason is None:
         return f"{path}: taken for {peer.path}{note}; {row.done}"

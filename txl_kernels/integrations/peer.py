@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from txl_kernels.backends import KERNELS
 from txl_kernels.checks import autocast_dtype
-from txl_kernels.integrations.source import NotItsSource, source_hash
+from txl_kernels.integrations.source import ReplacedCode, source_hash
 from txl_kernels.integrations.wrapped import why_not_skipped
 from txl_kernels.linear import has_global_hook
 
@@ -25,6 +25,9 @@ EXPORTED = "exported or traced"
 class Accelerated:
     """The base class of adapters. An accelerated class has it before the original class in its
     bases.
+
+    An adapter's method has the original's parameters. It returns the original's output, or a str,
+    the reason why the original must answer: then `fall_back` is called with the same arguments.
 
     Attributes:
         original: the class that the module had.
@@ -58,17 +61,17 @@ class Accelerated:
         """
         return {}
 
-    def released(self) -> None:
+    def on_restore(self) -> None:
         """Clean up; called before `restore` gives the class back."""
 
     @staticmethod
-    def reach(module: Any) -> int:
+    def sample_length(module: Any) -> int:
         """Return the number of frames that `sample` needs to exercise everything that the module
         does."""
         return 13
 
     @staticmethod
-    def sample(module: Any, draw: "Draw", seen: Tensor | None) -> "Sample | None":
+    def sample(module: Any, draw: "RandomInputs", seen: Tensor | None) -> "Sample | None":
         """Return random frames, and a function that calls a module with them and returns its
         output, for `accelerate`'s verify; None if the adapter defines none.
 
@@ -90,21 +93,13 @@ class Accelerated:
         return counts
 
     def fall_back(self, why: str, *args: Any, **kwargs: Any) -> Any:
-        """Count a call that the original code answers, and return its result.
+        """Count a call that the original code answers, except under torch.compile, and return its
+        result.
 
         why: the reason, for the count.
 
         Raises:
             RuntimeError: `accelerate` was given a window, which the original code would ignore.
-        """
-        self.count(why)
-        return getattr(self.original, self.method)(self, *args, **kwargs)
-
-    def count(self, why: str) -> None:
-        """Count a call that the original code answers, except under torch.compile.
-
-        Raises:
-            RuntimeError: as `fall_back`.
         """
         window = self.setting("window")
         if window is not None:
@@ -113,9 +108,9 @@ class Accelerated:
                 f"({why}): accelerate(model) without a window lets it"
             )
         if why == EXPORTED and not torch.compiler.is_dynamo_compiling():
-            told = self.__dict__[STATE].get("told", {})
-            if not told.get("export"):
-                told["export"] = True
+            warned = self.__dict__[STATE].get("warned", {})
+            if not warned.get("export"):
+                warned["export"] = True
                 warnings.warn(
                     "an accelerated model is exported: its original attention is written down, not txl_kernels' "
                     "(accelerate(model, export='operator') exports the operator)",
@@ -123,13 +118,12 @@ class Accelerated:
                 )
         if not torch.compiler.is_compiling():
             self.fallbacks[why] += 1
+        return getattr(self.original, self.method)(self, *args, **kwargs)
 
-    def reader_of_weights(self: Any) -> str | None:
+    def why_weights_needed(self: Any) -> str | None:
         """Return the reason why a class that stores its attention weights must compute them: a hook
         may read them after the call. None if there is no such hook."""
-        if has_readers(self):
-            return "a forward hook, which may read the weights that the original stores"
-        return None
+        return "a forward hook, which may read the weights that the original stores" if has_user_hooks(self) else None
 
     def setting(self, name: str) -> Any:
         """Return a setting that was given to `accelerate` or found by `settings_from`; None if
@@ -156,21 +150,21 @@ class Accelerated:
         return None if has_kernel(x.device, dtype) else f"no kernel for {dtype} on {x.device.type}"
 
 
-def has_readers(module: nn.Module, before: bool = False) -> bool:
+def has_user_hooks(module: nn.Module, before: bool = False) -> bool:
     """Whether forward hooks of a user's act on a module: not torch's own (FSDP's, for example), nor
     transformers' collector of outputs.
 
     before: True to count hooks before the call, too.
     """
     hooks = [*module._forward_hooks.values(), *(module._forward_pre_hooks.values() if before else ())]
-    own = any(not str(getattr(hook, "__module__", "")).startswith(("torch.", "transformers.")) for hook in hooks)
-    return own or (not torch.compiler.is_compiling() and has_global_hook())
+    found = any(not str(getattr(hook, "__module__", "")).startswith(("torch.", "transformers.")) for hook in hooks)
+    return found or (not torch.compiler.is_compiling() and has_global_hook())
 
 
 def exporting() -> bool:
     """Whether torch.export is tracing; False if torch cannot tell (before 2.7)."""
-    told: Callable[[], bool] | None = getattr(torch.compiler, "is_exporting", None)
-    return told is not None and told()
+    is_exporting: Callable[[], bool] | None = getattr(torch.compiler, "is_exporting", None)
+    return is_exporting is not None and is_exporting()
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
@@ -199,7 +193,7 @@ def new_state(**settings: Any) -> dict[str, Any]:
 Sample = tuple[Tensor, Callable[[Any, Tensor], Tensor]]
 
 
-class Draw:
+class RandomInputs:
     """Small random float32 tensors on the CPU, the same at every run, for B sequences of T
     frames."""
 
@@ -216,6 +210,10 @@ class Draw:
         """Return frames [B, T, width]."""
         return self.normal(self.B, self.T, width)
 
+    def padding(self, seen: Tensor | None) -> Tensor:
+        """Return a padding mask [B, T], True for the keys that no query sees."""
+        return torch.zeros(self.B, self.T, dtype=torch.bool, device="cpu") if seen is None else ~seen.any(1)
+
     def table(self, width: int, past: int | None = None, future: int | None = None) -> Tensor:
         """Return encodings [1, past + 1 + future, width], farthest past first, of random values;
         past and future are T - 1 if None."""
@@ -223,10 +221,10 @@ class Draw:
         return self.normal(1, before + 1 + after, width)
 
 
-Judgement = Callable[[nn.Module, Sequence[nn.Module]], str | None]
+Check = Callable[[nn.Module, Sequence[nn.Module]], str | None]
 
 
-def _nothing(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+def _no_reason(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
     return None
 
 
@@ -244,8 +242,9 @@ class Peer:
             name of another that has a copy); empty to accept any source.
         why_not_module: returns the reason why a module cannot be accelerated, or None, from the
             module and the modules that contain it, outermost first.
-        other: like `why_not_module`, but returns the reason why there is nothing to accelerate (no
-            relative positions, for example), which gives no warning and no error under `strict`.
+        why_nothing_to_do: like `why_not_module`, but returns the reason why there is nothing to
+            accelerate (no relative positions, for example), which gives no warning and no error
+            under `strict`.
     """
 
     name: str
@@ -253,8 +252,8 @@ class Peer:
     adapter: type[Accelerated]
     distribution: str
     hashes: Mapping[str, str] = field(default_factory=dict)
-    why_not_module: Judgement = _nothing
-    other: Judgement = _nothing
+    why_not_module: Check = _no_reason
+    why_nothing_to_do: Check = _no_reason
 
     def original(self) -> Any:
         """Import the package and return the original class."""
@@ -267,7 +266,7 @@ class Peer:
             return None
         try:
             found = source_hash(original)
-        except NotItsSource as error:
+        except ReplacedCode as error:
             return str(error)
         except (OSError, TypeError) as error:
             return f"its source cannot be read ({error}); tested: {self.tested()}"

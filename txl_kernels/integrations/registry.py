@@ -6,10 +6,10 @@ of a copy is `Accelerated<name>@<full name of its class, with : for .>`.
 """
 
 import dataclasses
+import functools
 import importlib
 import inspect
 import sys
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import nn
 
 from txl_kernels.integrations.adapters import KNOWN
 from txl_kernels.integrations.peer import Accelerated, Peer
-from txl_kernels.integrations.source import NotItsSource, check_code, parts, source_hash
+from txl_kernels.integrations.source import ReplacedCode, check_code, parts, source_hash
 
 PREFIX = "Accelerated"
 _peers: dict[str, Peer] = {peer.path: peer for peer in KNOWN}
@@ -41,7 +41,7 @@ def path_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def look_alikes(module: nn.Module) -> Iterator[Peer]:
+def similar_peers(module: nn.Module) -> Iterator[Peer]:
     """Yield the peers whose adapter takes the same arguments as the module's method and finds the
     attributes that it needs on the module; first those whose class has the same name."""
     name = "." + type(module).__name__
@@ -70,10 +70,10 @@ def _fits(theirs: list[str], ours: Any) -> bool:
     return following is None
 
 
-def of_known_source(module: nn.Module) -> Peer | None:
+def find_copied_peer(module: nn.Module) -> Peer | None:
     """Return the peer of whose class the module's class is a copy, in any package, or None."""
     hashed = None
-    for peer in look_alikes(module):
+    for peer in similar_peers(module):
         try:
             hashed = hashed or source_hash(type(module))
         except (OSError, TypeError):
@@ -139,7 +139,7 @@ def accelerated_class(peer: Peer, original: type) -> type:
     method = peer.adapter.method
     theirs = getattr(original, method)
     if found is None or found.original is not original or not issubclass(found, peer.adapter):
-        ours = _named_alike(getattr(peer.adapter, method), theirs)
+        ours = _falling_back(getattr(peer.adapter, method), theirs)
         members = {"__module__": __name__, "original": original, "peer": peer, method: ours}
         found = type(name, (peer.adapter, original), members)
         setattr(sys.modules[__name__], name, found)
@@ -159,7 +159,7 @@ def _known_parts(peer: Peer, original: type) -> list[Any]:
         if inspect.isclass(part) and issubclass(part, nn.Module):
             try:
                 check_code(part)
-            except NotItsSource:
+            except ReplacedCode:
                 continue
             except (OSError, TypeError):  # a notebook's class, for example
                 pass
@@ -167,15 +167,18 @@ def _known_parts(peer: Peer, original: type) -> list[Any]:
     return found
 
 
-def _named_alike(ours: Any, theirs: Any) -> Any:
-    """Return a copy of our method that shows the signature of theirs, by whose names others call
-    it: torch.export, for example, and transformers' Trainer."""
-    copied = types.FunctionType(ours.__code__, ours.__globals__, ours.__name__, ours.__defaults__, ours.__closure__)
-    copied.__kwdefaults__, copied.__doc__, copied.__module__ = ours.__kwdefaults__, ours.__doc__, ours.__module__
-    copied.__qualname__ = ours.__qualname__
-    copied.__dict__.update(ours.__dict__)
-    copied.__signature__ = inspect.signature(theirs)  # type: ignore[attr-defined]
-    return copied
+def _falling_back(ours: Any, theirs: Any) -> Any:
+    """Return a method that calls the original if an adapter's method returns a reason. It shows the
+    original's signature, by whose names others call it: torch.export, for example, and
+    transformers' Trainer."""
+
+    @functools.wraps(ours)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = ours(self, *args, **kwargs)
+        return self.fall_back(result, *args, **kwargs) if isinstance(result, str) else result
+
+    method.__signature__ = inspect.signature(theirs)  # type: ignore[attr-defined]
+    return method
 
 
 def __getattr__(name: str) -> Any:

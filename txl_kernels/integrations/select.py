@@ -49,8 +49,8 @@ class Selection:
         """
         if self._unused:
             (first, *_) = self._unused
-            said = first if isinstance(first, str) else first.__qualname__
-            raise ValueError(f"{self.argument} must hold classes and names of the model's modules, got {said!r}, "
+            name = first if isinstance(first, str) else first.__qualname__
+            raise ValueError(f"{self.argument} must hold classes and names of the model's modules, got {name!r}, "
                              "which fits none")  # fmt: skip
 
 

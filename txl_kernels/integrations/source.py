@@ -10,16 +10,18 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-_NOT_OF_PEERS = ("torch", "abc", "builtins", "typing")
+_EXCLUDED_PACKAGES = ("torch", "abc", "builtins", "typing")
 # Bases of all models of a library, which load, save and distribute: each release changes them.
-_OF_ALL_MODELS = tuple(f"transformers.{name}." for name in ("modeling_utils", "utils", "integrations", "distributed"))
+_COMMON_MODEL_MODULES = tuple(
+    f"transformers.{name}." for name in ("modeling_utils", "utils", "integrations", "distributed")
+)
 # Fields that do not change what is computed; `ctx` follows from the place in the tree.
-_SAYS_NOTHING = ("annotation", "returns", "type_comment", "type_params", "type_ignores", "kind", "ctx")
+_IGNORED_FIELDS = ("annotation", "returns", "type_comment", "type_params", "type_ignores", "kind", "ctx")
 
 _trees: "weakref.WeakKeyDictionary[Any, tuple[ast.stmt, int]]" = weakref.WeakKeyDictionary()
 
 
-class NotItsSource(TypeError):
+class ReplacedCode(TypeError):
     """The error of a class or function whose code was replaced, so that its source does not say
     what it computes."""
 
@@ -41,9 +43,9 @@ def source_hash(original: type) -> str:
         if part in original.__mro__ or inspect.isfunction(part):  # the others are called
             check_code(part)
     names = {part.__name__: f"#{n}" for n, part in enumerate(found)}
-    said = [canonical(part, names) for part in found]
-    numbers = {name: value for part in found for name, value in _numbers(part).items()}
-    return hashlib.sha256(repr((said, sorted(numbers.items()))).encode()).hexdigest()[:16]
+    trees = [canonical(part, names) for part in found]
+    constants = {name: value for part in found for name, value in _constants(part).items()}
+    return hashlib.sha256(repr((trees, sorted(constants.items()))).encode()).hexdigest()[:16]
 
 
 def parts(original: type) -> list[Any]:
@@ -51,8 +53,8 @@ def parts(original: type) -> list[Any]:
     discovery."""
     found: dict[str, Any] = {}
     for kind in original.__mro__:
-        of_all = f"{kind.__module__}.".startswith(_OF_ALL_MODELS)
-        if kind.__module__.partition(".")[0] not in _NOT_OF_PEERS and not of_all:
+        of_all = f"{kind.__module__}.".startswith(_COMMON_MODEL_MODULES)
+        if kind.__module__.partition(".")[0] not in _EXCLUDED_PACKAGES and not of_all:
             _collect(kind, found)
     return list(found.values())
 
@@ -69,7 +71,7 @@ def _collect(part: Any, found: dict[str, Any]) -> None:
             _collect(other, found)
 
 
-def _numbers(part: Any) -> dict[str, Any]:
+def _constants(part: Any) -> dict[str, Any]:
     """Return the module constants that a part names, with their values."""
     beside = vars(sys.modules[part.__module__])
     return {
@@ -95,7 +97,7 @@ def canonical(part: Any, names: dict[str, str]) -> Any:
 
     names: the replacement for each name of a class or function.
     """
-    return _plain(ast.Module([_tree(part)[0]], []), names)
+    return _as_tuples(ast.Module([_tree(part)[0]], []), names)
 
 
 def _tree(part: Any) -> tuple[ast.stmt, int]:
@@ -113,7 +115,7 @@ def check_code(part: Any) -> None:
     """Check that a function, or each method of a class, is the one in its source.
 
     Raises:
-        OSError, TypeError: it is not (`NotItsSource`), or the source cannot be found.
+        OSError, TypeError: it is not (`ReplacedCode`), or the source cannot be found.
     """
     tree, before = _tree(part)
     members: Mapping[str, Any] = {part.__name__: part}
@@ -134,24 +136,24 @@ def check_code(part: Any) -> None:
             function = inspect.unwrap(function)
         first = () if node is None else [before + n for n in (node.lineno, *(x.lineno for x in node.decorator_list))]
         if function.__code__.co_firstlineno not in first:
-            raise NotItsSource(f"{part.__qualname__}.{name} is not that of its source: it was replaced")
+            raise ReplacedCode(f"{part.__qualname__}.{name} is not that of its source: it was replaced")
 
 
-def _plain(node: Any, names: dict[str, str]) -> Any:
+def _as_tuples(node: Any, names: dict[str, str]) -> Any:
     if isinstance(node, list):
-        return tuple(_plain(x, names) for x in node if not _is_text(x))
+        return tuple(_as_tuples(x, names) for x in node if not _is_string_statement(x))
     if not isinstance(node, ast.AST):
         return node
     fields = []
     for name, value in ast.iter_fields(node):
-        if name in _SAYS_NOTHING or value is None or value == []:
+        if name in _IGNORED_FIELDS or value is None or value == []:
             continue
         if name in ("id", "name") and isinstance(value, str):
             value = names.get(value, value)
-        fields.append((name, _plain(value, names)))
+        fields.append((name, _as_tuples(value, names)))
     return (type(node).__name__, *fields)
 
 
-def _is_text(node: Any) -> bool:
+def _is_string_statement(node: Any) -> bool:
     """Whether a node is a docstring, or another string that is a statement."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -11,13 +11,13 @@ from torch import nn
 
 from txl_kernels.linear import has_global_hook, has_hooks
 
-_HELD = ("_old_forward", "forward")  # set on an instance by accelerate's hooks; the second remains
+_FORWARDS = ("_old_forward", "forward")  # set on an instance by accelerate's hooks; the second remains
 
 
-def swap(module: nn.Module, kind: type) -> None:
+def set_class(module: nn.Module, kind: type) -> None:
     """Change a module's class. Bound forwards of its own class that the instance holds are replaced
     by the new class'."""
-    own = [name for name in _HELD if _is_own(module, module.__dict__.get(name))]
+    own = [name for name in _FORWARDS if _is_class_forward(module, module.__dict__.get(name))]
     module.__class__ = kind
     for name in own:
         if name == "forward":
@@ -26,17 +26,17 @@ def swap(module: nn.Module, kind: type) -> None:
             module.__dict__[name] = types.MethodType(kind.forward, module)  # type: ignore[attr-defined]
 
 
-def is_replaced(module: nn.Module) -> bool:
+def has_replaced_forward(module: nn.Module) -> bool:
     """Whether a module's forward was replaced on the instance by something other than accelerate's
     hooks around its own, or the bound forward that they leave."""
     own = module.__dict__.get("forward")
-    return own is not None and not _is_own(module, own) and not _is_offloaded(module)
+    return own is not None and not _is_class_forward(module, own) and not _is_offloaded(module)
 
 
 def replaced_method(module: nn.Module) -> str | None:
     """Return the name of a method of a module's class, forward or one of the class' own, that was
     replaced on the instance; None if there is none."""
-    if is_replaced(module):
+    if has_replaced_forward(module):
         return "forward"
     kind = type(module)
     for name in module.__dict__:
@@ -59,13 +59,13 @@ def why_not_skipped(part: nn.Module, forwards: Mapping[type, Any]) -> str | None
         return "hooks"
     if "forward" not in part.__dict__:
         return None
-    if is_replaced(part):
+    if has_replaced_forward(part):
         return "another class or forward"
     tensors = [*part._parameters.values(), *part._buffers.values()]
     return "hooks" if any(x is not None and x.device.type == "meta" for x in tensors) else None
 
 
-def _is_own(module: nn.Module, forward: object) -> bool:
+def _is_class_forward(module: nn.Module, forward: object) -> bool:
     return (
         isinstance(forward, types.MethodType)
         and forward.__self__ is module
@@ -80,5 +80,5 @@ def _is_offloaded(module: nn.Module) -> bool:
         isinstance(around, functools.partial)
         and around.args[:1] == (module,)
         and hasattr(module, "_hf_hook")
-        and _is_own(module, module.__dict__.get("_old_forward"))
+        and _is_class_forward(module, module.__dict__.get("_old_forward"))
     )

@@ -10,9 +10,9 @@ from txl_kernels.integrations.attention import (
     Bounds,
     attend,
     bounds_of,
+    condition_met,
     dropout_of,
-    holds,
-    once,
+    memoized,
     why_not_read,
 )
 from txl_kernels.integrations.peer import Accelerated, Peer
@@ -23,15 +23,8 @@ class DIEngine(Accelerated):
     needs = ("attention_kv", "attention_q", "project_pos", "head_num")
 
     def forward(
-        self: Any,
-        inputs: Tensor,
-        pos_embedding: Tensor,
-        full_input: Tensor,
-        u: Tensor,
-        v: Tensor,
-        mask: Tensor | None = None,
-    ) -> Tensor:
-        given = (inputs, pos_embedding, full_input, u, v, mask)
+        self: Any, inputs: Tensor, pos_embedding: Tensor, full_input: Tensor, u: Tensor, v: Tensor, mask: Any = None
+    ) -> Tensor | str:
         dropout_p = dropout_of(self.dropout)
         why = self.why_not_kernel(inputs, dropout_p)
         if mask is None:
@@ -39,9 +32,9 @@ class DIEngine(Accelerated):
         elif mask.size(1) != full_input.size(0):
             why = OTHER_KEYS
         why = why or why_not_read(mask)
-        bounds = None if mask is None or why is not None else once("mask", mask, "causal", lambda: _bounds(mask))
-        if bounds is None:
-            return self.fall_back(why or "a mask with holes, or that shows keys ahead", *given)  # type: ignore[no-any-return]
+        bounds = why or memoized("mask", mask, "causal", lambda: _bounds(mask))
+        if bounds is None or isinstance(bounds, str):
+            return bounds or "a mask with holes, or that shows keys ahead"
         heads, width = self.head_num, self.head_dim
         keys, values = self.attention_kv(full_input).chunk(2, -1)
         q, k, x = (
@@ -62,7 +55,7 @@ def _bounds(mask: Tensor) -> Bounds | None:
     length, keys = mask.shape[:2]
     within = (bounds[1] <= torch.arange(keys - length + 1, keys + 1, device=mask.device)).all()
     message = "the mask shows keys ahead, whose scores the original shifts from another query"
-    return bounds if holds(within, message) else None
+    return bounds if condition_met(within, message) else None
 
 
 PEERS = (

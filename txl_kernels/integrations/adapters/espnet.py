@@ -1,6 +1,6 @@
 """ESPnet's relative attentions, and FunASR's."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -8,16 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl_kernels.integrations.attention import (
+    Bounds,
     attend,
+    attend_encodings,
     bounds_or_reason,
     dropout_of,
     merge_heads,
-    nonzero,
-    pad,
     project_table,
-    within,
 )
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
+from txl_kernels.integrations.peer import Accelerated, Peer, RandomInputs, Sample, width_of
 
 
 class ESPnet(Accelerated):
@@ -27,30 +26,15 @@ class ESPnet(Accelerated):
     needs = ("forward_qkv", "linear_pos", "pos_bias_u", "pos_bias_v", "zero_triu", "h")
 
     @staticmethod
-    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        table = draw.table(width_of(module.linear_pos))
-        return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, seen)
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
+        table = inputs.table(width_of(module.linear_pos))
+        return inputs.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, seen)
 
-    def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor | None) -> Tensor:
-        dropout_p = dropout_of(self.dropout)
-        why = self.reader_of_weights() or self.why_not_kernel(query, dropout_p)
-        if query.size(1) != key.size(1):
-            why = "queries and keys of different lengths"
-        bounds = bounds_or_reason(why, mask, nonzero, keys=key.size(1))
-        if isinstance(bounds, str):
-            return self.fall_back(bounds, query, key, value, pos_emb, mask)  # type: ignore[no-any-return]
-        q, k, v = self.forward_qkv(query, key, value)
-        window = self.setting("window")
-        encodings, past = within(window, pos_emb, q.size(2) - 1)
-        r = project_table(self.linear_pos, encodings, self.h)
-        if self.zero_triu:  # terms (b) and (d) are 0 for keys after the query
-            ahead = r.size(-2) - 1 - past
-            r = torch.cat([torch.zeros_like(r[..., :ahead, :]), r[..., ahead:, :]], -2)
-        out = attend(
-            q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, dropout_p=dropout_p
-        )
-        self.attn = None  # the original stores its weights here
-        return self.linear_out(merge_heads(out))  # type: ignore[no-any-return]
+    def forward(
+        self: Any, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor | None
+    ) -> Tensor | str:
+        why = None if query.size(1) == key.size(1) else "queries and keys of different lengths"
+        return _answer(self, why, query, key, value, pos_emb, mask, zero_future=self.zero_triu)
 
 
 class ESPnetLegacy(Accelerated):
@@ -70,33 +54,34 @@ class ESPnetLegacy(Accelerated):
     needs = ESPnet.needs
 
     @staticmethod
-    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        table = draw.table(width_of(module.linear_pos), future=0)
-        return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, seen)
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
+        table = inputs.table(width_of(module.linear_pos), future=0)
+        return inputs.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, seen)
 
-    def forward(self: Any, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor | None) -> Tensor:
-        dropout_p = dropout_of(self.dropout)
-        why = self.reader_of_weights() or self.why_not_kernel(query, dropout_p)
+    def forward(
+        self: Any, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor | None
+    ) -> Tensor | str:
+        why = "zero_triu" if self.zero_triu else None
         if query.size(1) != key.size(1) or pos_emb.size(1) != key.size(1):
             why = "queries, keys and encodings of different lengths"
-        elif self.zero_triu:
-            why = "zero_triu"
-        bounds = bounds_or_reason(why, mask, nonzero, keys=key.size(1))
-        if isinstance(bounds, str):
-            return self.fall_back(bounds, query, key, value, pos_emb, mask)  # type: ignore[no-any-return]
-        q, k, v = self.forward_qkv(query, key, value)
-        length, width = q.size(2), q.size(3)
-        r = project_table(self.linear_pos, pos_emb, self.h)  # distances 0 .. T - 1
-        own = F.pad(r, (0, 0, length - 1, 0))  # distances 1 - T .. T - 1
-        ahead = F.pad(r[..., 2:, :], (0, 0, 0, length + 1))[..., : 2 * length - 1, :]  # d <= -2: r_(T + 1 + d)
-        following = F.pad(q[:, :, 1:], (0, 0, 0, 1))
-        out = attend(
-            torch.cat([q, following], -1), pad(k, width), v, torch.cat([own, ahead], -1), pad(self.pos_bias_u, width),
-            torch.cat([self.pos_bias_v, self.pos_bias_v], -1), bounds, scale=width**-0.5, dropout_p=dropout_p,
-            window=self.setting("window"),
-        )  # fmt: skip
-        self.attn = None  # the original stores its weights here
-        return self.linear_out(merge_heads(out))  # type: ignore[no-any-return]
+        return _answer(self, why, query, key, value, pos_emb, mask, _attend_wrapped)
+
+
+def _attend_wrapped(
+    self: Any, q: Tensor, k: Tensor, v: Tensor, pos_emb: Tensor, bounds: Bounds, dropout_p: float
+) -> Tensor:
+    length, width = q.size(2), q.size(3)
+    r = project_table(self.linear_pos, pos_emb, self.h)  # distances 0 .. T - 1
+    own = F.pad(r, (0, 0, length - 1, 0))  # distances 1 - T .. T - 1
+    ahead = F.pad(r[..., 2:, :], (0, 0, 0, length + 1))[..., : 2 * length - 1, :]  # d <= -2: r_(T + 1 + d)
+    following = F.pad(q[:, :, 1:], (0, 0, 0, 1))
+    k, u = (F.pad(x, (0, width)) for x in (k, self.pos_bias_u))
+    out = attend(
+        torch.cat([q, following], -1), k, v, torch.cat([own, ahead], -1), u,
+        torch.cat([self.pos_bias_v, self.pos_bias_v], -1), bounds, scale=width**-0.5, dropout_p=dropout_p,
+        window=self.setting("window"),
+    )  # fmt: skip
+    return merge_heads(out)
 
 
 class ESPnetTransducer(Accelerated):
@@ -107,36 +92,39 @@ class ESPnetTransducer(Accelerated):
     needs = ("forward_qkv", "linear_pos", "num_heads", "compute_att_score")
 
     @staticmethod
-    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        table = draw.table(width_of(module.linear_pos))
-        padding, hidden = (
-            (torch.zeros(draw.B, draw.T, dtype=torch.bool, device="cpu"), None)
-            if seen is None
-            else (~seen.any(1), ~seen[0])
-        )
-        return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, padding, hidden)
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
+        table = inputs.table(width_of(module.linear_pos))
+        padding, hidden = inputs.padding(seen), None if seen is None else ~seen[0]
+        return inputs.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, padding, hidden)
 
     def forward(
         self: Any, query: Tensor, key: Tensor, value: Tensor, pos_enc: Tensor, mask: Tensor,
         chunk_mask: Tensor | None = None, left_context: int = 0,
-    ) -> Tensor:  # fmt: skip
-        dropout_p = dropout_of(self.dropout)
-        why = self.reader_of_weights() or self.why_not_kernel(query, dropout_p)
+    ) -> Tensor | str:  # fmt: skip
         seen = ~mask.bool().unsqueeze(1)
         if chunk_mask is not None:
             seen = seen & ~chunk_mask.bool()
-        bounds = bounds_or_reason(why, seen, keys=key.size(1))
-        if isinstance(bounds, str):
-            return self.fall_back(bounds, query, key, value, pos_enc, mask, chunk_mask, left_context)  # type: ignore[no-any-return]
-        q, k, v = self.forward_qkv(query, key, value)
-        window = self.setting("window")
-        encodings, past = within(window, pos_enc, k.size(2) - 1)
-        r = project_table(self.linear_pos, encodings, self.num_heads)
-        out = attend(
-            q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, dropout_p=dropout_p
-        )
-        self.attn = None  # the original stores its weights here
-        return self.linear_out(merge_heads(out))  # type: ignore[no-any-return]
+        return _answer(self, None, query, key, value, pos_enc, seen)
+
+
+def _answer(
+    self: Any, why: str | None, query: Tensor, key: Tensor, value: Tensor, encodings: Tensor, mask: Tensor | None,
+    attention: Callable[..., Tensor] = attend_encodings, **settings: Any,
+) -> Tensor | str:  # fmt: skip
+    """Return a module's output, or the reason why the original must answer: `why`, if it is not
+    None.
+
+    mask: True, or not zero, where a query sees a key.
+    """
+    dropout_p = dropout_of(self.dropout)
+    why = why or self.why_weights_needed() or self.why_not_kernel(query, dropout_p)
+    bounds = bounds_or_reason(why, mask, Tensor.bool, keys=key.size(1))
+    if isinstance(bounds, str):
+        return bounds
+    q, k, v = self.forward_qkv(query, key, value)
+    out = attention(self, q, k, v, encodings, bounds, dropout_p=dropout_p, **settings)
+    self.attn = None  # the original stores its weights here
+    return self.linear_out(out)  # type: ignore[no-any-return]
 
 
 def _why_not_module(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:

@@ -5,16 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from txl_kernels.integrations.attention import (
-    attend,
-    bounds_or_reason,
-    dropout_of,
-    merge_heads,
-    nonzero,
-    project_table,
-    within,
-)
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
+from txl_kernels.integrations.attention import attend_encodings, bounds_or_reason, dropout_of
+from txl_kernels.integrations.peer import Accelerated, Peer, RandomInputs, Sample, width_of
 
 
 class FireRed(Accelerated):
@@ -22,9 +14,9 @@ class FireRed(Accelerated):
     needs = ("forward_qkv", "layer_norm_q", "linear_pos", "pos_bias_u", "pos_bias_v", "attention", "fc")
 
     @staticmethod
-    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        table = draw.table(width_of(module.linear_pos))
-        return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, mask=seen)[0]
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
+        table = inputs.table(width_of(module.linear_pos))
+        return inputs.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, mask=seen)[0]
 
     def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, pos_emb: Tensor, mask: Tensor | None = None) -> Any:
         dropout_p = dropout_of(self.attention.dropout)
@@ -33,19 +25,13 @@ class FireRed(Accelerated):
             why = "attention weights asked for (accelerate(model, weights='none') answers None)"
         elif q.size(1) != k.size(1):
             why = "queries and keys of different lengths"
-        bounds = bounds_or_reason(why, mask, nonzero, keys=k.size(1))
+        bounds = bounds_or_reason(why, mask, Tensor.bool, keys=k.size(1))
         if isinstance(bounds, str):
-            return self.fall_back(bounds, q, k, v, pos_emb, mask)
+            return bounds
         residual = q
         q, k, v = self.forward_qkv(q, k, v)
-        window = self.setting("window")
-        encodings, past = within(window, pos_emb, k.size(2) - 1)
-        r = project_table(self.linear_pos, encodings, self.n_head)
-        out = attend(
-            q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, scale=self.scale,
-            dropout_p=dropout_p,
-        )  # fmt: skip
-        return self.dropout(self.fc(merge_heads(out))) + residual, None
+        out = attend_encodings(self, q, k, v, pos_emb, bounds, scale=self.scale, dropout_p=dropout_p)
+        return self.dropout(self.fc(out)) + residual, None
 
 
 PEERS = (

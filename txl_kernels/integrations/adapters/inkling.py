@@ -14,16 +14,26 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from txl_kernels.integrations.adapters.inkling_masks import Keys, Seen, distances_of, keys_of, mask_of, without_pairs
-from txl_kernels.integrations.adapters.transformers import (
-    DISTRIBUTION,
-    MODELS,
-    implementation_of,
-    interface_bounds,
-    own_way,
+from txl_kernels.integrations.adapters.inkling_masks import (
+    CachedKeys,
+    CausalMask,
+    distances_of,
+    forward_with_intervals,
+    keys_of,
+    mask_of,
 )
-from txl_kernels.integrations.attention import ALL, Bounds, Window, attend, holds, merge_heads, narrower, once
-from txl_kernels.integrations.peer import Accelerated, Peer, has_readers
+from txl_kernels.integrations.adapters.transformers import implementation_of, interface_bounds, peer, why_not_interface
+from txl_kernels.integrations.attention import (
+    ALL,
+    Bounds,
+    Window,
+    attend,
+    condition_met,
+    intersect,
+    memoized,
+    merge_heads,
+)
+from txl_kernels.integrations.peer import Accelerated, has_user_hooks
 
 IMPLEMENTATIONS = (None, "eager", "sdpa")  # those whose masks are tensors
 
@@ -36,17 +46,17 @@ class TextModel(Accelerated):
         """Prepare an accelerated class; register it with transformers' collector of hidden states,
         attention weights and router logits, which knows models by the names of their classes."""
         super().__init_subclass__(**kwargs)
-        cls._without_pairs = without_pairs(cls.original)
+        cls._forward_with_intervals = forward_with_intervals(cls.original)
         capturing: Any = sys.modules.get("transformers.utils.output_capturing")
         if capturing is not None:
             capturing._CAN_RECORD_REGISTRY[cls.__new__(cls)] = cls._can_record_outputs
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._needs_pairs(kwargs):  # a layer that falls back counts it
+        if self._needs_pair_masks(kwargs):  # a layer that falls back counts it
             return self.original.forward(self, *args, **kwargs)
-        return self._without_pairs(*args, **kwargs)
+        return self._forward_with_intervals(*args, **kwargs)
 
-    def _needs_pairs(self: Any, kwargs: dict[str, Any]) -> bool:
+    def _needs_pair_masks(self: Any, kwargs: dict[str, Any]) -> bool:
         """Whether an original layer may answer, or a hook on a layer may read its arguments, which
         needs masks and distances of all pairs."""
         text = getattr(self, "language_model", self)
@@ -56,8 +66,8 @@ class TextModel(Accelerated):
             implementation not in IMPLEMENTATIONS
             or weight.device.type == "meta"  # until a call loads it
             or not all(isinstance(layer.self_attn, Accelerated) for layer in text.layers)
-            or any(has_readers(x, before=True) for layer in text.layers for x in (layer, layer.self_attn))
-            or own_way(self, kwargs) is not None
+            or any(has_user_hooks(x, before=True) for layer in text.layers for x in (layer, layer.self_attn))
+            or why_not_interface(self, kwargs) is not None
             or self.why_not_kernel(weight) is not None
         )
 
@@ -65,7 +75,7 @@ class TextModel(Accelerated):
 class Attention(Accelerated):
     """The common part of the attention layers of Inkling and of Inkling 2."""
 
-    def _bounds(self: Any, mask: Any, keys: Keys | None, length: int, **kwargs: Any) -> tuple[Bounds, bool] | str:
+    def _bounds(self: Any, mask: Any, keys: CachedKeys | None, length: int, **kwargs: Any) -> tuple[Bounds, bool] | str:
         """Return the intervals of keys that queries see, and whether causality and the window hide
         keys of them; or the reason why the original must answer.
 
@@ -75,7 +85,7 @@ class Attention(Accelerated):
             return "a static cache in a compiled call"
         if not 0 <= keys.past <= keys.total - length:
             return "queries beyond the keys of their cache"
-        if isinstance(mask, Seen):
+        if isinstance(mask, CausalMask):
             return (mask.start, mask.end), True
         implementation, window = implementation_of(self), self.sliding_window
         if mask is None:
@@ -92,12 +102,12 @@ class Attention(Accelerated):
         _, end = bounds
         last = keys.past + length
         message = "the mask shows unused room of the cache"
-        if end is not None and keys.total > last and not holds((end <= last).all(), message):
+        if end is not None and keys.total > last and not condition_met((end <= last).all(), message):
             return message
         return bounds, False
 
     def _attend(
-        self: Any, q: Tensor, p: Tensor, k: Tensor, v: Tensor, table: Tensor, keys: Keys, bounds: Bounds, causal: bool,
+        self: Any, q: Tensor, p: Tensor, k: Tensor, v: Tensor, table: Tensor, keys: CachedKeys, bounds: Bounds, causal: bool,
         sink: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Return the attention, [B, L, H * D].
@@ -126,14 +136,14 @@ class Attention(Accelerated):
         window: Window = self.setting("window")
         if not causal:
             return window
-        return narrower((None if self.sliding_window is None else self.sliding_window - 1, 0), window)
+        return intersect((None if self.sliding_window is None else self.sliding_window - 1, 0), window)
 
     def _dropout(self: Any) -> float:
         return float(self.attention_dropout) if self.training else 0.0
 
     def _mask_of(self: Any, mask: Any, x: Tensor) -> Any:
         """Return the mask that the original expects with hidden states x."""
-        if not isinstance(mask, Seen):
+        if not isinstance(mask, CausalMask):
             return mask
         return mask_of(mask, x.size(1), self.sliding_window, x, additive=self.config._attn_implementation != "sdpa")
 
@@ -148,8 +158,8 @@ class Inkling(Attention):
     ) -> tuple[Tensor, None]:  # fmt: skip
         cache = kwargs.pop("past_key_values", None) if cache is None else cache
         length, layer = hidden_states.size(1), self.layer_idx
-        why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, self._dropout())
-        keys = attention_mask.keys if isinstance(attention_mask, Seen) else None
+        why = why_not_interface(self, kwargs) or self.why_not_kernel(hidden_states, self._dropout())
+        keys = attention_mask.keys if isinstance(attention_mask, CausalMask) else None
         if why is None and keys is None:
             keys = keys_of(cache, layer, length)
         found = why or self._bounds(attention_mask, keys, length, **kwargs)
@@ -194,15 +204,15 @@ class Inkling2(Attention):
         """Answer a call, whose arguments beyond those of both kinds of layers are in kwargs."""
         cache = kwargs.pop("past_key_values", None) if cache is None else cache
         length = hidden_states.size(1)
-        why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, self._dropout())
+        why = why_not_interface(self, kwargs) or self.why_not_kernel(hidden_states, self._dropout())
         keys = relative_distance if why is None else None
         if isinstance(keys, Tensor):
-            keys = once("distances", relative_distance, "inkling", lambda: _keys_of(relative_distance))
+            keys = memoized("distances", relative_distance, "inkling", lambda: _keys_of(relative_distance))
             why = None if keys is not None else "distances of another order"
         found = why or self._bounds(attention_mask, keys, length, **kwargs)
         if isinstance(found, str):
             mask = self._mask_of(attention_mask, hidden_states)
-            if isinstance(relative_distance, Keys):
+            if isinstance(relative_distance, CachedKeys):
                 relative_distance = distances_of(relative_distance, length, hidden_states.device)
             return self.fall_back(  # type: ignore[no-any-return]
                 found, hidden_states, attention_mask=mask, relative_distance=relative_distance, cache=cache, **kwargs
@@ -250,33 +260,24 @@ class Full(Inkling2):
         )  # fmt: skip
 
 
-def _keys_of(distances: Tensor) -> Keys | None:
+def _keys_of(distances: Tensor) -> CachedKeys | None:
     """Return the keys of a cache from the distances [L, S] that an original text model passes; None
     if they are of another order."""
     if isinstance(distances, FakeTensor):
         return None
-    keys = Keys(int(distances[0, 0]), distances.size(1), 0)
+    keys = CachedKeys(int(distances[0, 0]), distances.size(1), 0)
     usual = distances_of(keys, distances.size(0), distances.device)
-    return keys if holds((distances == usual).all(), "distances are of another order") else None
+    return keys if condition_met((distances == usual).all(), "distances are of another order") else None
 
 
 PEERS = (
-    Peer("Inkling", f"{MODELS}.inkling.modeling_inkling.InklingAttention",
-         Inkling, DISTRIBUTION, {"5.24.0": "c3d63e2a612eb0e5"}),
-    Peer("InklingText", f"{MODELS}.inkling.modeling_inkling.InklingTextModel",
-         TextModel, DISTRIBUTION, {"5.24.0": "bab213df58729231"}),
-    Peer("InklingMultimodal", f"{MODELS}.inkling.modeling_inkling.InklingModel",
-         TextModel, DISTRIBUTION, {"5.24.0": "e602f1f1a5e5d691"}),
-    Peer("Inkling2Sliding", f"{MODELS}.inkling2.modeling_inkling2.Inkling2SlidingAttention",
-         Sliding, DISTRIBUTION, {"5.24.0": "fb32c8af326d4744"}),
-    Peer("Inkling2Full", f"{MODELS}.inkling2.modeling_inkling2.Inkling2FullAttention",
-         Full, DISTRIBUTION, {"5.24.0": "e6d129edb2e4df41"}),
-    Peer("Inkling2Text", f"{MODELS}.inkling2.modeling_inkling2.Inkling2TextModel",
-         TextModel, DISTRIBUTION, {"5.24.0": "970b5014ff5c8e6f"}),
-    Peer("Inkling2LoopSliding", f"{MODELS}.inkling2_loop.modeling_inkling2_loop.Inkling2LoopSlidingAttention",
-         Sliding, DISTRIBUTION, {"5.24.0": "fb32c8af326d4744"}),
-    Peer("Inkling2LoopFull", f"{MODELS}.inkling2_loop.modeling_inkling2_loop.Inkling2LoopFullAttention",
-         Full, DISTRIBUTION, {"5.24.0": "e6d129edb2e4df41"}),
-    Peer("Inkling2LoopText", f"{MODELS}.inkling2_loop.modeling_inkling2_loop.Inkling2LoopTextModel",
-         TextModel, DISTRIBUTION, {"5.24.0": "26379b9bbf21587e"}),
+    peer("Inkling", "inkling.InklingAttention", Inkling, {"5.24.0": "c3d63e2a612eb0e5"}),
+    peer("InklingText", "inkling.InklingTextModel", TextModel, {"5.24.0": "bab213df58729231"}),
+    peer("InklingMultimodal", "inkling.InklingModel", TextModel, {"5.24.0": "e602f1f1a5e5d691"}),
+    peer("Inkling2Sliding", "inkling2.Inkling2SlidingAttention", Sliding, {"5.24.0": "fb32c8af326d4744"}),
+    peer("Inkling2Full", "inkling2.Inkling2FullAttention", Full, {"5.24.0": "e6d129edb2e4df41"}),
+    peer("Inkling2Text", "inkling2.Inkling2TextModel", TextModel, {"5.24.0": "970b5014ff5c8e6f"}),
+    peer("Inkling2LoopSliding", "inkling2_loop.Inkling2LoopSlidingAttention", Sliding, {"5.24.0": "fb32c8af326d4744"}),
+    peer("Inkling2LoopFull", "inkling2_loop.Inkling2LoopFullAttention", Full, {"5.24.0": "e6d129edb2e4df41"}),
+    peer("Inkling2LoopText", "inkling2_loop.Inkling2LoopTextModel", TextModel, {"5.24.0": "26379b9bbf21587e"}),
 )  # fmt: skip

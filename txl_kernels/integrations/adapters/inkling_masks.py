@@ -3,7 +3,8 @@ functions that make them, replaced by functions that return intervals and number
 
 import importlib
 import inspect
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -12,10 +13,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from txl_kernels.integrations.attention import bounds_of, is_true
-from txl_kernels.integrations.rebound import rebound
 
 
-class Keys(NamedTuple):
+class CachedKeys(NamedTuple):
     """The keys that a layer's cache returns for a call.
 
     Attributes:
@@ -29,28 +29,28 @@ class Keys(NamedTuple):
     first: int
 
 
-class Seen(NamedTuple):
+class CausalMask(NamedTuple):
     """The mask of a causal layer, but for a sliding layer's window: a query sees no key after its
     own, and of the others those from `start` to `end`, int32 [1 or B, 1 or L] or None."""
 
     start: Tensor | None
     end: Tensor | None
-    keys: Keys
+    keys: CachedKeys
 
 
-def keys_of(cache: Any, layer: int, length: int) -> Keys | None:
+def keys_of(cache: Any, layer: int, length: int) -> CachedKeys | None:
     """Return the keys that a layer's cache will return for `length` more; None if that is known to
     the device only, in a compiled call, or to nobody (a fake tensor)."""
     if cache is None:
-        return Keys(0, length, 0)
+        return CachedKeys(0, length, 0)
     total, first = cache.get_mask_sizes(length, layer)
     offset = cache.get_query_offset(layer)  # a tensor for a static cache
     if isinstance(offset, Tensor) and (torch.compiler.is_compiling() or isinstance(offset, FakeTensor)):
         return None
-    return Keys(int(offset) - first, total, first)
+    return CachedKeys(int(offset) - first, total, first)
 
 
-def _seen(config: Any, x: Tensor, mask: Any, cache: Any, position_ids: Any, layer: int) -> Seen | None:
+def _causal_mask(config: Any, x: Tensor, mask: Any, cache: Any, position_ids: Any, layer: int) -> CausalMask | None:
     """Return what the queries of x [B, L, d] see in layers of a kind; None if that is no interval
     of keys up to a query's own.
 
@@ -63,7 +63,7 @@ def _seen(config: Any, x: Tensor, mask: Any, cache: Any, position_ids: Any, laye
         return None
     if mask is None:
         packed = cache is None and position_ids is not None
-        return Seen(_packed_starts(position_ids) if packed else None, None, keys)
+        return CausalMask(_packed_starts(position_ids) if packed else None, None, keys)
     if not isinstance(mask, Tensor) or mask.dim() != 2 or (cache is None and mask.size(1) != length):
         return None
     last = keys.first + keys.total
@@ -76,9 +76,9 @@ def _seen(config: Any, x: Tensor, mask: Any, cache: Any, position_ids: Any, laye
     assert end is not None
     hidden = ((start > 0) | (end < keys.past + length)).any()
     if not torch.compiler.is_compiling() and is_true(~hidden, False):
-        return Seen(None, None, keys)
+        return CausalMask(None, None, keys)
     visible = keys.past + length  # of a static cache's unused room no query sees anything
-    return Seen(start.clamp(max=visible), end.clamp(max=visible), keys)
+    return CausalMask(start.clamp(max=visible), end.clamp(max=visible), keys)
 
 
 def _packed_starts(position_ids: Any) -> Tensor | None:
@@ -91,9 +91,9 @@ def _packed_starts(position_ids: Any) -> Tensor | None:
     return torch.where(restarts, at, 0).cummax(-1).values.to(torch.int32)
 
 
-def without_pairs(original: type) -> Callable[..., Any]:
-    """Return a copy of the `forward` of a text model's class, which passes `Seen` and `Keys` to its
-    layers in place of masks and distances, where they are such."""
+def forward_with_intervals(original: type) -> Callable[..., Any]:
+    """Return a copy of the `forward` of a text model's class, which passes `CausalMask` and
+    `CachedKeys` to its layers in place of masks and distances, where they are such."""
     forward: Any = original.forward  # type: ignore[attr-defined]
     scope = inspect.unwrap(forward).__globals__
     first_full = importlib.import_module("transformers.masking_utils").find_first_full_attention_index
@@ -106,7 +106,7 @@ def without_pairs(original: type) -> Callable[..., Any]:
 
     def mask_maker(name: str, sliding: bool) -> Callable[..., Any]:
         def make(config: Any, inputs_embeds: Tensor, attention_mask: Any, cache: Any, position_ids: Any = None) -> Any:
-            seen = _seen(config, inputs_embeds, attention_mask, cache, position_ids, layer_of(cache, sliding))
+            seen = _causal_mask(config, inputs_embeds, attention_mask, cache, position_ids, layer_of(cache, sliding))
             return scope[name](config, inputs_embeds, attention_mask, cache, position_ids) if seen is None else seen
 
         return make
@@ -115,7 +115,7 @@ def without_pairs(original: type) -> Callable[..., Any]:
         keys = keys_of(cache, layer_of(cache, is_sliding), inputs_embeds.size(1))
         return scope["get_relative_distance"](inputs_embeds, cache, is_sliding) if keys is None else keys
 
-    return rebound(
+    return with_globals(
         forward,
         {
             "create_causal_mask": mask_maker("create_causal_mask", False),
@@ -125,10 +125,32 @@ def without_pairs(original: type) -> Callable[..., Any]:
     )
 
 
+def with_globals(function: Callable[..., Any], names: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return a copy of a function, with the decorators around it, whose code finds the values of
+    `names` under these global names. The function itself, and its module, do not change.
+
+    Decorators are those of functools.wraps, which hold what they wrap in a cell of their closure.
+    The copy sees later changes of its module's globals no more.
+    """
+    code = function.__code__
+    inner = getattr(function, "__wrapped__", None)
+    scope, closure = function.__globals__, function.__closure__
+    if inner is None:
+        # By the name of its module, torch.compile would look for the globals in the module.
+        scope = {name: value for name, value in scope.items() if name != "__name__"} | dict(names)
+    else:
+        copied = with_globals(inner, names)
+        closure = tuple(types.CellType(copied) if cell.cell_contents is inner else cell for cell in closure or ())
+    result = types.FunctionType(code, scope, function.__name__, function.__defaults__, closure)
+    result.__kwdefaults__ = function.__kwdefaults__
+    result.__module__ = function.__module__
+    return result
+
+
 # What an original layer expects, for a call that it must answer.
 
 
-def mask_of(seen: Seen, length: int, window: int | None, x: Tensor, additive: bool) -> Tensor:
+def mask_of(seen: CausalMask, length: int, window: int | None, x: Tensor, additive: bool) -> Tensor:
     """Return the mask [1 or B, 1, L, S] that the original makes: bool, or 0 and the lowest number
     of x's dtype."""
     queries = torch.arange(length, device=x.device).unsqueeze(-1) + seen.keys.past
@@ -146,7 +168,7 @@ def mask_of(seen: Seen, length: int, window: int | None, x: Tensor, additive: bo
     return torch.where(shown, torch.zeros((), dtype=x.dtype, device=x.device), torch.finfo(x.dtype).min)
 
 
-def distances_of(keys: Keys, length: int, device: torch.device) -> Tensor:
+def distances_of(keys: CachedKeys, length: int, device: torch.device) -> Tensor:
     """Return the distance of each query to each key, int64 [L, S]."""
     queries = torch.arange(length, device=device) + keys.past
     return queries.unsqueeze(-1) - torch.arange(keys.total, device=device)

@@ -10,22 +10,18 @@ import torch
 from torch import Tensor
 
 from txl_kernels.integrations.adapters.shared_bias import all_pairs, farthest_first
-from txl_kernels.integrations.adapters.transformers import interface_bounds
-from txl_kernels.integrations.attention import attend, dropout_of, merge_heads
-from txl_kernels.integrations.peer import Accelerated, Peer
+from txl_kernels.integrations.adapters.transformers import interface_bounds, peer
+from txl_kernels.integrations.attention import attend, dropout_of, merge_heads, split_heads
+from txl_kernels.integrations.peer import Accelerated
 
 
 class MPNet(Accelerated):
     skips = ("dropout",)
 
     def forward(
-        self: Any,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        position_bias: Tensor | None = None,
-        output_attentions: bool = False,
-        **kwargs: Any,
-    ) -> tuple[Any, ...]:
+        self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, position_bias: Tensor | None = None,
+        output_attentions: bool = False, **kwargs: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
         dropout_p = dropout_of(self.dropout)
         why = self.why_not_kernel(hidden_states, dropout_p)
         if output_attentions:  # the caller unpacks them
@@ -40,10 +36,7 @@ class MPNet(Accelerated):
             if bias is not None and bias.dim() == 2:
                 bias = all_pairs(bias, hidden_states.size(1))
             return self.fall_back(str(bounds), hidden_states, attention_mask, bias, output_attentions, **kwargs)  # type: ignore[no-any-return]
-        q, k, v = (
-            f(hidden_states).unflatten(-1, (-1, self.attention_head_size)).transpose(1, 2)
-            for f in (self.q, self.k, self.v)
-        )
+        q, k, v = (split_heads(f(hidden_states), width=self.attention_head_size) for f in (self.q, self.k, self.v))
         out = attend(
             q, k, v, None, None, None, bounds, r_bias=position_bias.to(q.dtype), zero_row=q.size(2) - 1,
             position_scale=1.0, dropout_p=dropout_p, window=self.setting("window"),
@@ -58,21 +51,20 @@ class MPNetBiases(Accelerated):
 
     def compute_position_bias(
         self: Any, x: Tensor, position_ids: Tensor | None = None, num_buckets: int = 32
-    ) -> Tensor:
+    ) -> Tensor | str:
         why = self.why_not_kernel(x)
         if why is None and position_ids is not None:
             why = "positions of its own for each token"
         if why is None and not all(isinstance(layer.attention.attn, MPNet) for layer in self.layer):
             why = "a layer of its stack is not accelerated"
         if why is not None:
-            return self.fall_back(why, x, position_ids, num_buckets)  # type: ignore[no-any-return]
+            return why  # type: ignore[no-any-return]
         buckets = self.relative_position_bucket(farthest_first(x.size(1), x.device), num_buckets=num_buckets)
         biases: Tensor = self.relative_attention_bias(buckets)
         return biases.t()
 
 
-MODULE = "transformers.models.mpnet.modeling_mpnet"
 PEERS = (
-    Peer("MPNet", f"{MODULE}.MPNetSelfAttention", MPNet, "transformers", {"5.24.0": "d4a5427e2e0e04d0"}),
-    Peer("MPNetBiases", f"{MODULE}.MPNetEncoder", MPNetBiases, "transformers", {"5.24.0": "c3e57bd4f645d35e"}),
-)  # fmt: skip
+    peer("MPNet", "mpnet.MPNetSelfAttention", MPNet, {"5.24.0": "d4a5427e2e0e04d0"}),
+    peer("MPNetBiases", "mpnet.MPNetEncoder", MPNetBiases, {"5.24.0": "c3e57bd4f645d35e"}),
+)

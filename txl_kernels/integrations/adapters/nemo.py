@@ -16,20 +16,20 @@ from txl_kernels.integrations.attention import (
     ALL,
     Bounds,
     attend,
+    attend_encodings,
     bounds_of,
     bounds_or_reason,
     dropout_of,
+    intersect,
     is_true,
+    is_zero,
+    memoized,
     merge_heads,
-    narrower,
-    once,
     project_table,
     split_heads,
-    unhidden,
-    within,
 )
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
-from txl_kernels.integrations.streaming import again, keep, worth_keeping
+from txl_kernels.integrations.peer import Accelerated, Peer, RandomInputs, Sample, width_of
+from txl_kernels.integrations.streaming import cached, should_cache, store
 
 
 class NeMo(Accelerated):
@@ -37,25 +37,19 @@ class NeMo(Accelerated):
     needs = ("linear_q", "linear_pos", "pos_bias_u", "pos_bias_v", "update_cache", "use_pytorch_sdpa")
 
     @staticmethod
-    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        table = draw.table(width_of(module.linear_pos))
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
+        table = inputs.table(width_of(module.linear_pos))
         hidden = None if seen is None else ~seen
-        return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, hidden, table)
+        return inputs.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, hidden, table)
 
     def forward(
-        self: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        pos_emb: Tensor,
-        cache: Tensor | None = None,
+        self: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, pos_emb: Tensor, cache: Tensor | None = None
     ) -> Any:
         dropout_p = self.dropout_rate * self.training if self.use_pytorch_sdpa else dropout_of(self.dropout)
         why = self.why_not_kernel(query, dropout_p)
-        bounds = bounds_or_reason(why, mask, unhidden, keys=key.size(1) + (0 if cache is None else cache.size(1)))
+        bounds = bounds_or_reason(why, mask, is_zero, keys=key.size(1) + (0 if cache is None else cache.size(1)))
         if isinstance(bounds, str):
-            return self.fall_back(bounds, query, key, value, mask, pos_emb, cache)
+            return bounds
         before, frames = cache, query.size(1)
         key, value, query, cache = self.update_cache(key=key, value=value, query=query, cache=cache)
         if torch.is_autocast_enabled():
@@ -63,16 +57,10 @@ class NeMo(Accelerated):
         with _without_float16(self):
             q = split_heads(self.linear_q(query), self.h)
             k, v = self._keys_and_values(key, value, before, frames)
-            project, window = self.linear_pos, self.setting("window")
-            rows, past = within(window, pos_emb, k.size(2) - 1)
-            (r,) = again(self, "r", (project,), rows, frames, lambda: (project_table(project, rows, self.h),))
-            out = attend(
-                q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, dropout_p=dropout_p
-            )
-            out = self.linear_out(merge_heads(out))
+            out = self.linear_out(attend_encodings(self, q, k, v, pos_emb, bounds, dropout_p=dropout_p))
         if cache is None:
             return out
-        self._keep(cache, k, v, frames)
+        self._store(cache, k, v, frames)
         return out, cache
 
     def _keys_and_values(
@@ -83,19 +71,19 @@ class NeMo(Accelerated):
         def projected(of_keys: Tensor, of_values: Tensor) -> tuple[Tensor, Tensor]:
             return split_heads(self.linear_k(of_keys), self.h), split_heads(self.linear_v(of_values), self.h)
 
-        if cache is None or not worth_keeping(self, both, cache, frames):
+        if cache is None or not should_cache(self, both, cache, frames):
             return projected(key, value)
-        k, v = again(self, "cache", both, cache, frames, lambda: projected(cache, cache))
+        k, v = cached(self, "cache", both, cache, frames, lambda: projected(cache, cache))
         new = projected(key[:, cache.size(1) :], value[:, cache.size(1) :])
         return torch.cat([k, new[0]], 2), torch.cat([v, new[1]], 2)
 
-    def _keep(self: Any, cache: Tensor, k: Tensor, v: Tensor, frames: int) -> None:
-        """Keep the keys and values of the next step's cache: the last frames of this step's,
+    def _store(self: Any, cache: Tensor, k: Tensor, v: Tensor, frames: int) -> None:
+        """Store the keys and values of the next step's cache: the last frames of this step's,
         without those that are dropped."""
         both, held = (self.linear_k, self.linear_v), cache.size(1)
         last = k.size(2) - self.cache_drop_size
-        if 0 <= self.cache_drop_size <= frames and worth_keeping(self, both, cache, frames) and last >= held:
-            keep(self, "cache", both, cache, (k[:, :, last - held : last], v[:, :, last - held : last]))
+        if 0 <= self.cache_drop_size <= frames and should_cache(self, both, cache, frames) and last >= held:
+            store(self, "cache", both, cache, (k[:, :, last - held : last], v[:, :, last - held : last]))
 
 
 def _without_float16(module: Any) -> Any:
@@ -116,14 +104,14 @@ class NeMoLocal(Accelerated):
     needs = ("att_context_size", "global_tokens", "sliding_chunks_matmul_qk", "linear_pos", "pos_bias_u")
 
     @staticmethod
-    def reach(module: Any) -> int:
+    def sample_length(module: Any) -> int:
         return 2 * int(max(module.att_context_size)) + 5
 
     @staticmethod
-    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        hidden = torch.zeros(draw.B, draw.T, dtype=torch.bool, device="cpu") if seen is None else ~seen[:, 0]
-        table = draw.table(width_of(module.linear_pos), *module.att_context_size)
-        return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, hidden, table)
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
+        hidden = inputs.padding(seen)  # it supports no other mask
+        table = inputs.table(width_of(module.linear_pos), *module.att_context_size)
+        return inputs.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, hidden, table)
 
     def forward(
         self: Any, query: Tensor, key: Tensor, value: Tensor, pad_mask: Tensor, pos_emb: Tensor, cache: Tensor | None = None
@@ -135,9 +123,9 @@ class NeMoLocal(Accelerated):
             why = "a cache"
         elif min(left, right) < 0 or max(left, right) <= 0 or pos_emb.size(1) != left + right + 1:
             why = "an unlimited context, or encodings of another"
-        bounds = bounds_or_reason(why, pad_mask, unhidden, keys=key.size(1))
+        bounds = bounds_or_reason(why, pad_mask, is_zero, keys=key.size(1))
         if isinstance(bounds, str):
-            return self.fall_back(bounds, query, key, value, pad_mask, pos_emb, cache)
+            return bounds
         if torch.is_autocast_enabled():
             query, key, value = query.float(), key.float(), value.float()
         w = max(left, right)
@@ -151,7 +139,7 @@ class NeMoLocal(Accelerated):
             r = torch.cat([r[..., : right + 1, :], none, r[..., right + 1 :, :]], -2)  # -w .. w
             out = attend(
                 q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, zero_row=w, dropout_p=dropout_p,
-                window=narrower((left, right), self.setting("window")),
+                window=intersect((left, right), self.setting("window")),
             )  # fmt: skip
             return self.linear_out(merge_heads(out).masked_fill(pad_mask.unsqueeze(-1), 0.0))
 
@@ -167,42 +155,36 @@ class NeMoTransformer(Accelerated):
     needs = ("w_qkv", "qk_norm", "linear_pos", "pos_bias_u", "_uses_rel_pos")
 
     @staticmethod
-    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
         from torch.nn.attention.flex_attention import create_block_mask
 
         mask = None
         if seen is not None:
             mask = create_block_mask(
-                lambda b, h, i, j: seen[b, i, j], B=draw.B, H=1, Q_LEN=draw.T, KV_LEN=draw.T, device="cpu"
+                lambda b, h, i, j: seen[b, i, j], B=inputs.B, H=1, Q_LEN=inputs.T, KV_LEN=inputs.T, device="cpu"
             )
-        table = draw.table(module.d_model)
-        return draw.frames(module.d_model), lambda m, x: m(x, block_mask=mask, pos_emb=table)
+        table = inputs.table(module.d_model)
+        return inputs.frames(module.d_model), lambda m, x: m(x, block_mask=mask, pos_emb=table)
 
-    def forward(self: Any, x: Tensor, block_mask: Any = None, pos_emb: Tensor | None = None) -> Tensor:
-        why = self.why_not_kernel(x)
+    def forward(self: Any, x: Tensor, block_mask: Any = None, pos_emb: Tensor | None = None) -> Tensor | str:
         if pos_emb is None:
-            why = "no encodings of positions"
-        bounds = None
-        if why is None:
-            bounds = ALL if block_mask is None else _of_block_mask(block_mask, x.size(1), x.device)
-        if bounds is None or pos_emb is None:
-            return self.fall_back(why or "a mask with holes, or of another kind", x, block_mask, pos_emb)  # type: ignore[no-any-return]
+            return "no encodings of positions"
+        why = self.why_not_kernel(x)
+        bounds = why or (ALL if block_mask is None else _of_block_mask(block_mask, x.size(1), x.device))
+        if bounds is None or isinstance(bounds, str):
+            return bounds or "a mask with holes, or of another kind"
         q, k, v = self.w_qkv(x).unflatten(-1, (3, self.n_heads, -1)).permute(2, 0, 3, 1, 4)
         if self.qk_norm:
             q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
-        window = self.setting("window")
-        encodings, past = within(window, pos_emb, x.size(1) - 1)
-        r = project_table(self.linear_pos, encodings, self.n_heads)
         u, w = (bias.to(q.dtype) for bias in (self.pos_bias_u, self.pos_bias_v))
-        out = attend(q, k, v, r, u, w, bounds, past=past, window=window)
-        return self.out_proj(merge_heads(out))  # type: ignore[no-any-return]
+        return self.out_proj(attend_encodings(self, q, k, v, pos_emb, bounds, u=u, w=w))  # type: ignore[no-any-return]
 
 
 def _of_block_mask(mask: Any, length: int, device: torch.device) -> Bounds | None:
     """Return the bounds of a BlockMask, computed from its function of indices, and kept by the
     tensor of its blocks, which each mask has for itself. None for a mask of each head, a mask with
     holes, or if the blocks disagree with the function."""
-    return once("block mask", mask.kv_indices, (length, device), lambda: _from_function(mask, length, device))
+    return memoized("block mask", mask.kv_indices, (length, device), lambda: _from_function(mask, length, device))
 
 
 def _from_function(mask: Any, length: int, device: torch.device) -> Bounds | None:
@@ -234,5 +216,5 @@ PEERS = (
          "nemo.collections.asr.parts.submodules.multi_head_attention.RelPositionMultiHeadAttentionLongformer",
          NeMoLocal, "nemo-toolkit", {"3.0.0": "9a9592235a79dedd"}, why_not_module=_has_global_tokens),
     Peer("NeMoTransformer", "nemo.collections.asr.modules.transformer_encoder.MultiHeadAttention", NeMoTransformer,
-         "nemo-toolkit", {"3.0.0": "f6db2c1058357dc5"}, other=_without_positions),
+         "nemo-toolkit", {"3.0.0": "f6db2c1058357dc5"}, why_nothing_to_do=_without_positions),
 )  # fmt: skip

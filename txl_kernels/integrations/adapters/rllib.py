@@ -12,12 +12,12 @@ from txl_kernels.integrations.peer import Accelerated, Peer
 class RLlib(Accelerated):
     needs = ("_qkv_layer", "_rel_pos_embedding", "_pos_proj", "_uvar")
 
-    def forward(self: Any, inputs: Tensor, memory: Tensor | None = None) -> Tensor:
-        why = self.why_not_kernel(inputs)
+    def forward(self: Any, inputs: Tensor, memory: Tensor | None = None) -> Tensor | str:
         if memory is None:
-            why = "no memory"
-        if why is not None or memory is None:
-            return self.fall_back(why or "no memory", inputs, memory)  # type: ignore[no-any-return]
+            return "no memory"
+        why = self.why_not_kernel(inputs)
+        if why is not None:
+            return why  # type: ignore[no-any-return]
         before = memory.size(1)
         inputs = torch.cat((memory.detach(), inputs), 1)
         if self._input_layernorm is not None:

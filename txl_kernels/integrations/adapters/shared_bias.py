@@ -35,7 +35,7 @@ class SharesBias(Accelerated):
         return []
 
     @classmethod
-    def alone(cls, module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+    def why_not_alone(cls, module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
         """Return the reason why a module cannot be accelerated without its stack, or None."""
         if any(module is x for x in cls.stack(ancestors)):
             return None
@@ -53,7 +53,7 @@ class SharesBias(Accelerated):
         shared["whole"] = len(found) == len(stack)
         return {"layers": shared}
 
-    def released(self) -> None:
+    def on_restore(self) -> None:
         layers = self.setting("layers")
         if layers is not None:
             layers["whole"] = False

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from txl_kernels.integrations.attention import attend, bounds_or_reason, dropout_of, merge_heads, project_table, within
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
+from txl_kernels.integrations.attention import attend_encodings, bounds_or_reason, dropout_of
+from txl_kernels.integrations.peer import Accelerated, Peer, RandomInputs, Sample, width_of
 
 
 class SpeechBrain(Accelerated):
@@ -16,16 +16,15 @@ class SpeechBrain(Accelerated):
     needs = ("in_proj_weight", "linear_pos", "pos_bias_u", "pos_bias_v", "vbias", "dropout_att")
 
     @staticmethod
-    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        table = draw.table(width_of(module.linear_pos))
-        padding, hidden = (None, None) if seen is None else (~seen.any(1), ~seen[0])  # the first has no padding
-        return draw.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, padding, hidden)[0]
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
+        table = inputs.table(width_of(module.linear_pos))
+        padding, hidden = inputs.padding(seen), None if seen is None else ~seen[0]  # the first row has no padding
+        return inputs.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, padding, hidden)[0]
 
     def forward(
         self: Any, query: Tensor, key: Tensor, value: Tensor, pos_embs: Tensor, key_padding_mask: Tensor | None = None,
         attn_mask: Tensor | None = None, return_attn_weights: bool = True,
     ) -> Any:  # fmt: skip
-        given = (query, key, value, pos_embs, key_padding_mask, attn_mask, return_attn_weights)
         dropout_p = dropout_of(self.dropout_att)
         why = self.why_not_kernel(query, dropout_p)
         if return_attn_weights and self.setting("weights") == "fallback":
@@ -35,25 +34,22 @@ class SpeechBrain(Accelerated):
         elif attn_mask is not None and (attn_mask.dim() != 2 or attn_mask.dtype != torch.bool):
             why = "an additive mask, or one for each head"
         bounds = bounds_or_reason(
-            why, None if why is not None else _seen(key_padding_mask, attn_mask), keys=key.size(1)
+            why, None if why is not None else _visible(key_padding_mask, attn_mask), keys=key.size(1)
         )
         if isinstance(bounds, str):
-            return self.fall_back(bounds, *given)
+            return bounds
         heads, width = self.num_heads, self.head_dim
         fused = F.linear(query, self.in_proj_weight).unflatten(-1, (heads, 3 * width)).transpose(1, 2)
         q, k, v = fused.chunk(3, -1)
         if self.vbias is not None:
             v = v + self.value_bias_weight.view(1, heads, 1, self.vhead_dim)
-        window = self.setting("window")
-        encodings, past = within(window, pos_embs, query.size(1) - 1)
-        r = project_table(self.linear_pos, encodings, heads)
         u, w = (bias.view(heads, width) for bias in (self.pos_bias_u, self.pos_bias_v))  # stored [D, H], read as [H, D]
-        out = attend(q, k, v, r, u, w, bounds, past=past, window=window, scale=self.scale, dropout_p=dropout_p)
-        projected = self.out_proj(merge_heads(out))
+        out = attend_encodings(self, q, k, v, pos_embs, bounds, u=u, w=w, scale=self.scale, dropout_p=dropout_p)
+        projected = self.out_proj(out)
         return (projected, None) if return_attn_weights else projected
 
 
-def _seen(padding: Tensor | None, hidden: Tensor | None) -> Tensor | None:
+def _visible(padding: Tensor | None, hidden: Tensor | None) -> Tensor | None:
     """Return where queries see keys, [B, L or 1, S], by a padding mask [B, S] and a mask [L, S],
     both True where hidden; None for all keys."""
     seen = None if padding is None else ~padding.bool().unsqueeze(1)

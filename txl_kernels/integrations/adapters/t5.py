@@ -17,10 +17,19 @@ from txl_kernels.integrations.adapters.transformers import (
     check_keys,
     implementation_of,
     interface_bounds,
-    own_way,
+    peer,
+    why_not_interface,
 )
-from txl_kernels.integrations.attention import Bounds, attend, blocked_bounds, merge_heads, narrower, once
-from txl_kernels.integrations.peer import Accelerated, Peer
+from txl_kernels.integrations.attention import (
+    Bounds,
+    attend,
+    blocked_bounds,
+    intersect,
+    memoized,
+    merge_heads,
+    split_heads,
+)
+from txl_kernels.integrations.peer import Accelerated
 from txl_kernels.positions import t5_bucket_numbers
 
 
@@ -32,7 +41,7 @@ class Buckets(Accelerated):
     def why_original(self: Any, x: Tensor, others: Tensor | None, kwargs: dict[str, Any]) -> str | None:
         """Return the reason why the original must answer a call, whatever its biases and its mask
         are, or None."""
-        why = own_way(self, kwargs) or self.why_not_kernel(x, self.dropout_now())
+        why = why_not_interface(self, kwargs) or self.why_not_kernel(x, self.dropout_now())
         if why is None and others is not None:
             why = "cross-attention"
         if why is None and self.implementation() not in ("eager", "sdpa"):
@@ -46,20 +55,15 @@ class Buckets(Accelerated):
         return float(self.dropout) if self.training else 0.0
 
     def answer(
-        self: Any,
-        x: Tensor,
-        bounds: Bounds,
-        mask: Tensor | None,
-        bias: Tensor | None,
-        cache: Any,
+        self: Any, x: Tensor, bounds: Bounds, mask: Tensor | None, bias: Tensor | None, cache: Any,
         kwargs: dict[str, Any],
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Return the module's output and the biases [H, T]: those given, or of its own table.
 
         mask: the mask of `bounds`; without one transformers' sdpa is causal in a decoder.
         """
         length = x.size(1)
-        q, k, v = (f(x).unflatten(-1, (-1, self.key_value_proj_dim)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        q, k, v = (split_heads(f(x), width=self.key_value_proj_dim) for f in (self.q, self.k, self.v))
         seen: Any = 0
         if cache is not None:
             seen = cache.get_seq_length(self.layer_idx)
@@ -92,15 +96,9 @@ class T5(SharesBias, Buckets):
     blocks, inner = "block", "layer.0.SelfAttention"
 
     def forward(
-        self: Any,
-        hidden_states: Tensor,
-        mask: Tensor | None = None,
-        key_value_states: Tensor | None = None,
-        position_bias: Tensor | None = None,
-        past_key_values: Any = None,
-        cache: Any = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        self: Any, hidden_states: Tensor, mask: Tensor | None = None, key_value_states: Tensor | None = None,
+        position_bias: Tensor | None = None, past_key_values: Any = None, cache: Any = None, **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         why = self.why_original(hidden_states, key_value_states, kwargs)
         why = why or self.why_no_bias(position_bias, self.has_relative_attention_bias)
         held = cache if past_key_values is None else past_key_values
@@ -119,23 +117,16 @@ class T5(SharesBias, Buckets):
 
 class UMT5(Buckets):
     def forward(
-        self: Any,
-        hidden_states: Tensor,
-        encoder_hidden_states: Tensor | None = None,
-        cache: Any = None,
-        attention_mask: Tensor | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None]:
+        self: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None, cache: Any = None,
+        attention_mask: Tensor | None = None, **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None] | str:  # fmt: skip
         held = kwargs.get("past_key_values") if cache is None else cache  # the name of `cache` before 5.24
         why = self.why_original(hidden_states, encoder_hidden_states, kwargs)
         if why is None and not self.has_relative_attention_bias:
             why = "no table of biases"
         bounds = interface_bounds(why, attention_mask, hidden_states.size(1) if held is None else None)
         if isinstance(bounds, str):
-            return self.fall_back(  # type: ignore[no-any-return]
-                bounds, hidden_states, encoder_hidden_states, attention_mask=attention_mask,
-                **({} if cache is None else {"cache": cache}), **kwargs,
-            )  # fmt: skip
+            return bounds
         return self.answer(hidden_states, bounds, attention_mask, None, held, kwargs)[0], None
 
 
@@ -147,12 +138,9 @@ class LongT5Local(SharesBias):
     needs = ("q", "k", "v", "o", "key_value_proj_dim", "local_radius", "block_len", "relative_attention_max_distance")
 
     def forward(
-        self: Any,
-        hidden_states: Tensor,
-        mask: Tensor | None = None,
-        position_bias: Tensor | None = None,
+        self: Any, hidden_states: Tensor, mask: Any = None, position_bias: Tensor | None = None,
         output_attentions: bool = False,
-    ) -> tuple[Any, ...]:
+    ) -> tuple[Any, ...]:  # fmt: skip
         dropout_p = float(self.dropout) if self.training else 0.0
         length, radius = hidden_states.size(1), self.local_radius
         why = self.why_not_kernel(hidden_states, dropout_p)
@@ -161,26 +149,21 @@ class LongT5Local(SharesBias):
         why = why or self.why_no_bias(position_bias, self.has_relative_attention_bias)
         if why is None and (mask is None or mask.dim() != 5):
             why = "no mask of blocks: a query sees all of three blocks"
-        bounds = None
-        if why is None and mask is not None:
-            bounds = once(
-                "mask", mask, (length, radius), lambda: blocked_bounds(mask[:, 0] > 0, self.block_len, length)
-            )
-        if bounds is None:
+        bounds = why or memoized(
+            "mask", mask, (length, radius), lambda: blocked_bounds(mask[:, 0] > 0, self.block_len, length)
+        )
+        if bounds is None or isinstance(bounds, str):
             bias = position_bias
             if bias is not None and bias.dim() == 2:
-                bias = _of_blocks(bias, mask, radius)
-            found: Any = self.fall_back(why or "a mask with holes", hidden_states, mask, bias, output_attentions)
+                bias = _pairs_in_blocks(bias, mask, radius)
+            found: Any = self.fall_back(bounds or "a mask with holes", hidden_states, mask, bias, output_attentions)
             return found if position_bias is None else (found[0], position_bias, *found[2:])
-        q, k, v = (
-            f(hidden_states).unflatten(-1, (-1, self.key_value_proj_dim)).transpose(1, 2)
-            for f in (self.q, self.k, self.v)
-        )
+        q, k, v = (split_heads(f(hidden_states), width=self.key_value_proj_dim) for f in (self.q, self.k, self.v))
         if position_bias is None:
             position_bias = _biases(self, torch.arange(-radius, radius + 1, device=q.device))
         out = attend(
             q, k, v, None, None, None, bounds, r_bias=position_bias.to(q.dtype), zero_row=radius, scale=1.0,
-            window=narrower((radius, radius), self.setting("window")), dropout_p=dropout_p,
+            window=intersect((radius, radius), self.setting("window")), dropout_p=dropout_p,
         )  # fmt: skip
         return self.o(merge_heads(out)), position_bias
 
@@ -194,7 +177,7 @@ def _biases(module: Any, distances: Tensor) -> Tensor:
     return biases.t()
 
 
-def _of_blocks(bias: Tensor, mask: Tensor | None, radius: int) -> Tensor:
+def _pairs_in_blocks(bias: Tensor, mask: Tensor | None, radius: int) -> Tensor:
     """Expand biases [H, 2 radius + 1] to LongT5's of all pairs in blocks, [B or 1, blocks or 1, H,
     block, 3 blocks], with the mask added."""
     size = radius + 1
@@ -204,31 +187,26 @@ def _of_blocks(bias: Tensor, mask: Tensor | None, radius: int) -> Tensor:
     return pairs if mask is None else pairs + torch.where(mask > 0, 0.0, -1e10).transpose(1, 2)
 
 
-def _across(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+def _cross_attention(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
     crossing = bool(ancestors) and getattr(ancestors[-1], "EncDecAttention", None) is module
     return "cross-attention, which has no relative positions" if crossing else None
 
 
-def _global(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+def _why_not_global(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
     return "transient global attention: every query also sees the means of blocks, with biases of another kind"
 
 
-MODELS = "transformers.models"
+_CHECKS = {"why_not_module": T5.why_not_alone, "why_nothing_to_do": _cross_attention}
 PEERS = (
-    Peer("T5", f"{MODELS}.t5.modeling_t5.T5Attention", T5, "transformers",
-         {"5.23.0": "fe1088cb009f7b48", "5.24.0": "b71ea11c679bbb47"}, why_not_module=T5.alone, other=_across),
-    Peer("MT5", f"{MODELS}.mt5.modeling_mt5.MT5Attention", T5, "transformers",
-         {"5.23.0": "6d1e3bce068bec0c", "5.24.0": "b97397c624c1ecdb"}, why_not_module=T5.alone, other=_across),
-    Peer("SwitchTransformers", f"{MODELS}.switch_transformers.modeling_switch_transformers.SwitchTransformersAttention",
-         T5, "transformers", {"5.24.0": "09316f819ba0a2dd"}, why_not_module=T5.alone, other=_across),
-    Peer("Pop2Piano", f"{MODELS}.pop2piano.modeling_pop2piano.Pop2PianoAttention", T5, "transformers",
-         {"5.24.0": "43997068faddbc6e"}, why_not_module=T5.alone, other=_across),
-    Peer("LongT5", f"{MODELS}.longt5.modeling_longt5.LongT5Attention", T5, "transformers",
-         {"5.24.0": "864392f4331222e4"}, why_not_module=T5.alone, other=_across),
-    Peer("LongT5Local", f"{MODELS}.longt5.modeling_longt5.LongT5LocalAttention", LongT5Local, "transformers",
-         {"5.24.0": "cdfdd9ae6c4fb750"}, why_not_module=LongT5Local.alone),
-    Peer("LongT5TransientGlobal", f"{MODELS}.longt5.modeling_longt5.LongT5TransientGlobalAttention", Accelerated,
-         "transformers", {"5.24.0": "55d08ca5fc6a2a84"}, why_not_module=_global),
-    Peer("UMT5", f"{MODELS}.umt5.modeling_umt5.UMT5Attention", UMT5, "transformers",
-         {"5.24.0": "52a8175c2b58c9ad"}, other=_across),
+    peer("T5", "t5.T5Attention", T5, {"5.23.0": "fe1088cb009f7b48", "5.24.0": "b71ea11c679bbb47"}, **_CHECKS),
+    peer("MT5", "mt5.MT5Attention", T5, {"5.23.0": "6d1e3bce068bec0c", "5.24.0": "b97397c624c1ecdb"}, **_CHECKS),
+    peer("SwitchTransformers", "switch_transformers.SwitchTransformersAttention", T5,
+         {"5.24.0": "09316f819ba0a2dd"}, **_CHECKS),
+    peer("Pop2Piano", "pop2piano.Pop2PianoAttention", T5, {"5.24.0": "43997068faddbc6e"}, **_CHECKS),
+    peer("LongT5", "longt5.LongT5Attention", T5, {"5.24.0": "864392f4331222e4"}, **_CHECKS),
+    peer("LongT5Local", "longt5.LongT5LocalAttention", LongT5Local, {"5.24.0": "cdfdd9ae6c4fb750"},
+         why_not_module=LongT5Local.why_not_alone),
+    peer("LongT5TransientGlobal", "longt5.LongT5TransientGlobalAttention", Accelerated,
+         {"5.24.0": "55d08ca5fc6a2a84"}, why_not_module=_why_not_global),
+    peer("UMT5", "umt5.UMT5Attention", UMT5, {"5.24.0": "52a8175c2b58c9ad"}, why_nothing_to_do=_cross_attention),
 )  # fmt: skip

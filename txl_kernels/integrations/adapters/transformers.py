@@ -13,28 +13,28 @@ from txl_kernels.integrations.attention import (
     OTHER_KEYS,
     Bounds,
     attend,
+    attend_encodings,
     bounds_of,
     bounds_or_reason,
+    condition_met,
     dropout_of,
-    four_axes,
-    holds,
+    memoized,
     merge_heads,
-    nonzero,
-    once,
-    pad,
-    project_table,
     same_for_all,
     split_heads,
     visible,
     why_not_read,
-    within,
 )
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
-from txl_kernels.integrations.streaming import again
+from txl_kernels.integrations.peer import Accelerated, Peer, RandomInputs, Sample, width_of
 
-DISTRIBUTION = "transformers"
-MODELS = "transformers.models"
-SEGMENTS = 8  # the most segments in a batch row; head widths grow by this number, a multiple of 8
+SEGMENTS = 8  # the largest number of segments in a batch row; head widths grow by it, a multiple of 8
+
+
+def peer(name: str, original: str, adapter: type[Accelerated], hashes: dict[str, str], **checks: Any) -> Peer:
+    """Return the `Peer` of a class of transformers. original: the model's folder and the class."""
+    model, _, kind = original.partition(".")
+    path = f"transformers.models.{model}.modeling_{model}.{kind}"
+    return Peer(name, path, adapter, "transformers", hashes, **checks)
 
 
 def attentions_wanted(module: Any, kwargs: dict[str, Any]) -> bool:
@@ -59,7 +59,7 @@ def implementation_of(module: Any) -> str | None:
     return name
 
 
-def own_way(module: Any, kwargs: dict[str, Any]) -> str | None:
+def why_not_interface(module: Any, kwargs: dict[str, Any]) -> str | None:
     """Return the reason why the original must answer a call, whatever its tensors are, or None."""
     if attentions_wanted(module, kwargs) and module.setting("weights") == "fallback":
         return "attention weights asked for"
@@ -70,7 +70,12 @@ def own_way(module: Any, kwargs: dict[str, Any]) -> str | None:
 def interface_bounds(why: str | None, mask: Any, keys: int | None) -> Bounds | str:
     """Return the result of `bounds_or_reason` for a mask of transformers' attention interface, [B,
     1, L, S], bool or additive."""
-    return bounds_or_reason(why or four_axes(mask), mask, visible, keys=keys)
+    if why is None and mask is not None:
+        if not isinstance(mask, Tensor) or mask.dim() != 4:
+            why = "a mask of another kind"
+        elif mask.size(1) != 1:
+            why = "a mask for each head"
+    return bounds_or_reason(why, mask, visible, keys=keys)
 
 
 def check_keys(mask: Tensor | None, keys: int) -> None:
@@ -93,59 +98,46 @@ class HFConformer(Accelerated):
     needs = ("linear_q", "linear_out", "position_embeddings_type", "num_heads", "head_size")
 
     @staticmethod
-    def reach(module: Any) -> int:
+    def sample_length(module: Any) -> int:
         sides = (getattr(module, f"{side}_max_position_embeddings", 0) for side in ("left", "right"))
         return 13 + int(max(sides))
 
     @staticmethod
-    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
         given: dict[str, Any] = {} if seen is None else {"attention_mask": seen.unsqueeze(1)}
         if module.position_embeddings_type == "relative":
-            given["relative_position_embeddings"] = draw.table(width_of(module.linear_q))
-        return draw.frames(width_of(module.linear_q)), lambda m, x: m(x, **given)[0]
+            given["relative_position_embeddings"] = inputs.table(width_of(module.linear_q))
+        return inputs.frames(width_of(module.linear_q)), lambda m, x: m(x, **given)[0]
 
     def forward(
-        self: Any,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        relative_position_embeddings: Tensor | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, None]:
-        given = dict(kwargs)
-        if relative_position_embeddings is not None:
-            given["relative_position_embeddings"] = relative_position_embeddings
+        self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None,
+        relative_position_embeddings: Tensor | None = None, **kwargs: Any,
+    ) -> tuple[Tensor, None] | str:  # fmt: skip
         dropout_p = float(self.dropout.p) if self.training else 0.0
-        why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
-        if (
-            implementation_of(self) == "eager"
-            and isinstance(attention_mask, Tensor)
-            and attention_mask.dtype == torch.bool
-        ):
+        why = why_not_interface(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
+        boolean = isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.bool
+        if boolean and implementation_of(self) == "eager":
             why = why or "a bool mask, which eager attention adds to scores"
         bounds = interface_bounds(why, attention_mask, hidden_states.size(1))
         if isinstance(bounds, str):
-            return self.fall_back(bounds, hidden_states, attention_mask, **given)  # type: ignore[no-any-return]
+            return bounds
         heads = self.num_heads
         q, k, v = (split_heads(f(hidden_states), heads) for f in (self.linear_q, self.linear_k, self.linear_v))
-        window = self.setting("window")
-        settings = {"scale": self.head_size**-0.5, "dropout_p": dropout_p, "window": window}
+        settings = {"scale": self.head_size**-0.5, "dropout_p": dropout_p}
         if self.position_embeddings_type == "relative_key":
             past = self.left_max_position_embeddings
             rows = torch.arange(past + self.right_max_position_embeddings, -1, -1, device=q.device)
             r = self.distance_embedding(rows).to(q.dtype).unsqueeze(0)
-            out = attend(q, k, v, r, None, None, bounds, past=past, outside="clamp", **settings)
-        else:
-            if relative_position_embeddings is None:
-                raise ValueError(
-                    "relative_position_embeddings must be given where position_embeddings_type is 'relative'"
-                )
-            encodings, past = within(window, relative_position_embeddings, k.size(2) - 1)
-            r = project_table(self.linear_pos, encodings, heads)
-            out = attend(q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, **settings)
-        return self.linear_out(merge_heads(out)), None
+            window = self.setting("window")
+            out = attend(q, k, v, r, None, None, bounds, past=past, outside="clamp", window=window, **settings)
+            return self.linear_out(merge_heads(out)), None
+        if relative_position_embeddings is None:
+            raise ValueError("relative_position_embeddings must be given where position_embeddings_type is 'relative'")
+        out = attend_encodings(self, q, k, v, relative_position_embeddings, bounds, **settings)
+        return self.linear_out(out), None
 
 
-def ones(mask: Tensor) -> Tensor:
+def is_one(mask: Tensor) -> Tensor:
     """Return where a mask is one, as bool: the visible keys of transformers' masks of tokens."""
     return mask if mask.dtype == torch.bool else mask == 1
 
@@ -166,10 +158,10 @@ class Parakeet(Accelerated):
     needs = ("q_proj", "relative_k_proj", "bias_u", "bias_v", "head_dim", "num_key_value_groups")
 
     @staticmethod
-    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
         mask = None if seen is None else seen.unsqueeze(1)
-        table = draw.table(width_of(module.relative_k_proj)).expand(draw.B, -1, -1)
-        return draw.frames(width_of(module.q_proj)), lambda m, x: m(x, table, attention_mask=mask)[0]
+        table = inputs.table(width_of(module.relative_k_proj)).expand(inputs.B, -1, -1)
+        return inputs.frames(width_of(module.q_proj)), lambda m, x: m(x, table, attention_mask=mask)[0]
 
     def forward(
         self: Any,
@@ -177,46 +169,32 @@ class Parakeet(Accelerated):
         position_embeddings: Tensor,
         attention_mask: Tensor | None = None,
         past_key_values: Any = None,
-        cache: Any = None,
+        cache: Any = None,  # its new name since 5.24
         **kwargs: Any,
-    ) -> tuple[Tensor, None]:
-        given = dict(kwargs)
-        for name, x in (("past_key_values", past_key_values), ("cache", cache)):  # `cache` is the new name since 5.24
-            if x is not None:
-                given[name] = x
+    ) -> tuple[Tensor, None] | str:
         dropout_p = float(self.attention_dropout) if self.training else 0.0
-        why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
+        why = why_not_interface(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
         if isinstance(attention_mask, Tensor) and attention_mask.dtype != torch.bool:
             why = "an additive mask"
-        cached = cache is not None or past_key_values is not None
-        bounds = interface_bounds(why, attention_mask, None if cached else hidden_states.size(1))
+        given = cache is not None or past_key_values is not None
+        bounds = interface_bounds(why, attention_mask, None if given else hidden_states.size(1))
         if isinstance(bounds, str):
-            return self.fall_back(bounds, hidden_states, position_embeddings, attention_mask, **given)  # type: ignore[no-any-return]
+            return bounds
         width = self.head_dim
-        q, k, v = (
-            f(hidden_states).unflatten(-1, (-1, width)).transpose(1, 2) for f in (self.q_proj, self.k_proj, self.v_proj)
-        )
+        q, k, v = (split_heads(f(hidden_states), width=width) for f in (self.q_proj, self.k_proj, self.v_proj))
         if cache is not None:
             k, v = cache.update(k, v, self.layer_idx, kwargs=kwargs)
         elif past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer_idx)
         check_keys(attention_mask, k.size(2))
-        window = self.setting("window")
-        r, past = self._table(position_embeddings, k.size(2) - 1, q.size(1), q.size(2))
-        out = attend(q, k, v, r, self.bias_u, self.bias_v, bounds, past=past, window=window, scale=self.scaling,
-                           dropout_p=dropout_p)  # fmt: skip
-        return self.o_proj(merge_heads(out)), None
-
-    def _table(self: Any, encodings: Tensor, past: int, heads: int, frames: int) -> tuple[Tensor, int]:
-        """Return the table r [H, T, D], or [B, H, T, D] if dropout of positions differs between
-        batch rows, and the distance of its last row."""
         dropped = self.training and getattr(self.config, "dropout_positions", 0.0) > 0
-        if not dropped and same_for_all(encodings):
-            encodings = encodings[:1]
-        encodings, past = within(self.setting("window"), encodings, past)
-        project = self.relative_k_proj
-        (r,) = again(self, "r", (project,), encodings, frames, lambda: (project_table(project, encodings, heads),))
-        return r, past
+        if not dropped and same_for_all(position_embeddings):
+            position_embeddings = position_embeddings[:1]
+        out = attend_encodings(
+            self, q, k, v, position_embeddings, bounds, self.relative_k_proj, self.bias_u, self.bias_v,
+            scale=self.scaling, dropout_p=dropout_p,
+        )  # fmt: skip
+        return self.o_proj(out), None
 
 
 class FastSpeech2(Accelerated):
@@ -226,35 +204,26 @@ class FastSpeech2(Accelerated):
     needs = ("linear_q", "linear_pos", "pos_bias_u", "pos_bias_v", "num_heads")
 
     @staticmethod
-    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
-        table, mask = draw.table(width_of(module.linear_pos)), None if seen is None else seen[:, :1]
-        return draw.frames(width_of(module.linear_q)), lambda m, x: m(x, mask, table)[0]
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
+        table, mask = inputs.table(width_of(module.linear_pos)), None if seen is None else seen[:, :1]
+        return inputs.frames(width_of(module.linear_q)), lambda m, x: m(x, mask, table)[0]
 
     def forward(
-        self: Any,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        pos_emb: Tensor | None = None,
+        self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, pos_emb: Tensor | None = None,
         output_attentions: bool | None = False,
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor, None] | str:  # fmt: skip
         dropout_p = dropout_of(self.dropout)
         why = self.why_not_kernel(hidden_states, dropout_p)
         if output_attentions and self.setting("weights") == "fallback":
             why = "attention weights asked for"
         if pos_emb is None:
-            why = why or "no encodings of positions"
-        bounds = bounds_or_reason(why, attention_mask, nonzero, keys=hidden_states.size(1))
-        if isinstance(bounds, str) or pos_emb is None:
-            return self.fall_back(str(bounds), hidden_states, attention_mask, pos_emb, output_attentions)  # type: ignore[no-any-return]
+            return why or "no encodings of positions"
+        bounds = bounds_or_reason(why, attention_mask, Tensor.bool, keys=hidden_states.size(1))
+        if isinstance(bounds, str):
+            return bounds
         heads = self.num_heads
         q, k, v = (split_heads(f(hidden_states), heads) for f in (self.linear_q, self.linear_k, self.linear_v))
-        window = self.setting("window")
-        encodings, past = within(window, pos_emb, k.size(2) - 1)
-        r = project_table(self.linear_pos, encodings, heads)
-        out = attend(
-            q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, dropout_p=dropout_p
-        )
-        return self.linear_out(merge_heads(out)), None
+        return self.linear_out(attend_encodings(self, q, k, v, pos_emb, bounds, dropout_p=dropout_p)), None
 
 
 class XLNet(Accelerated):
@@ -278,16 +247,9 @@ class XLNet(Accelerated):
         return {"bi_data": any(getattr(config, "bi_data", False) for config in configs)} if configs else {}
 
     def rel_attn_core(
-        self: Any,
-        q_head: Tensor,
-        k_head_h: Tensor,
-        v_head_h: Tensor,
-        k_head_r: Tensor,
-        seg_mat: Tensor | None = None,
-        attn_mask: Tensor | None = None,
-        output_attentions: bool = False,
-    ) -> Any:
-        given = (q_head, k_head_h, v_head_h, k_head_r, seg_mat, attn_mask, output_attentions)
+        self: Any, q_head: Tensor, k_head_h: Tensor, v_head_h: Tensor, k_head_r: Tensor, seg_mat: Tensor | None = None,
+        attn_mask: Tensor | None = None, output_attentions: bool = False,
+    ) -> Any:  # fmt: skip
         dropout_p = dropout_of(self.dropout)
         why = self.why_not_kernel(q_head, dropout_p)
         if output_attentions:  # the caller unpacks a pair
@@ -300,13 +262,13 @@ class XLNet(Accelerated):
         why = why or why_not_read(attn_mask) or why_not_read(seg_mat)
         intervals: list[Bounds] | None = [ALL]
         if why is None and attn_mask is not None:
-            intervals = once("mask", attn_mask, "xlnet", lambda: _intervals(attn_mask))
+            intervals = memoized("mask", attn_mask, "xlnet", lambda: _intervals(attn_mask))
         features = None
         if why is None and seg_mat is not None:
             features = _segments(seg_mat[..., 0])
             why = "more than 8 segments in a batch row" if features is None else None
         if why is not None or intervals is None:
-            return self.fall_back(why or "a mask with holes", *given)
+            return why or "a mask with holes"
         # No pair of query and key has the distance of row 0.
         each_row = self.setting("bi_data") or (self.training and self.dropout.p > 0) or not same_for_all(k_head_r, 1)
         r = k_head_r[1:] if each_row else k_head_r[1:, :1]
@@ -319,7 +281,7 @@ class XLNet(Accelerated):
             own = (e[..., 0] - e[..., 1]).unsqueeze(-1) * of_queries.unsqueeze(1).to(q.dtype)
             q = torch.cat([q, own], -1)
             k = torch.cat([k, of_keys.unsqueeze(1).expand(-1, k.size(1), -1, -1).to(k.dtype)], -1)
-            r, u, w = (pad(x, SEGMENTS) for x in (r, u, w))
+            r, u, w = (F.pad(x, (0, SEGMENTS)) for x in (r, u, w))
         out = attend(q, k, v, r if each_row else r[0], u, w, *intervals, scale=self.scale, dropout_p=dropout_p,
                            window=self.setting("window"))  # fmt: skip
         return out.permute(2, 0, 1, 3)
@@ -363,7 +325,7 @@ def _segments(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     leads = leader == torch.arange(length, device=same.device).unsqueeze(1)
     number = (leads.cumsum(0) - 1).gather(0, leader)
     message = "a batch row has more than 8 segments, more than a compiled call takes"
-    if not holds((number < SEGMENTS).all(), message):
+    if not condition_met((number < SEGMENTS).all(), message):
         return None
     of_queries = F.one_hot(number.clamp(max=SEGMENTS - 1), SEGMENTS).to(torch.float32)
     leaders = leads.unsqueeze(-1) * of_queries  # [q, B, 8]
@@ -371,29 +333,27 @@ def _segments(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     return of_queries.transpose(0, 1), of_keys
 
 
-def _summed(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+def _why_not_phi4(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
     return "its bias of all pairs comes added to its bool mask, which hides nothing: it adds 0 and 1 to scores"
 
 
+_CHECKS = {"why_not_module": _why_not, "why_nothing_to_do": _without_positions}
 PEERS = (
-    Peer("Wav2Vec2Conformer", f"{MODELS}.wav2vec2_conformer.modeling_wav2vec2_conformer.Wav2Vec2ConformerSelfAttention",
-         HFConformer, DISTRIBUTION, {"5.23.0": "524dbb017d83847d"}, why_not_module=_why_not, other=_without_positions),
-    Peer("Wav2Vec2Bert", f"{MODELS}.wav2vec2_bert.modeling_wav2vec2_bert.Wav2Vec2BertSelfAttention",
-         HFConformer, DISTRIBUTION, {"5.23.0": "b42642b814090788"}, why_not_module=_why_not, other=_without_positions),
-    Peer("SeamlessM4T", f"{MODELS}.seamless_m4t.modeling_seamless_m4t.SeamlessM4TConformerSelfAttention",
-         HFConformer, DISTRIBUTION, {"5.23.0": "377086f18c872613"}, why_not_module=_why_not, other=_without_positions),
-    Peer("SeamlessM4Tv2", f"{MODELS}.seamless_m4t_v2.modeling_seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention",
-         HFConformer, DISTRIBUTION, {"5.23.0": "2e07dc97a9562b4f"}, why_not_module=_why_not, other=_without_positions),
-    Peer("ParakeetEncoder", f"{MODELS}.parakeet.modeling_parakeet.ParakeetEncoderAttention", Parakeet, DISTRIBUTION,
+    peer("Wav2Vec2Conformer", "wav2vec2_conformer.Wav2Vec2ConformerSelfAttention", HFConformer,
+         {"5.23.0": "524dbb017d83847d"}, **_CHECKS),
+    peer("Wav2Vec2Bert", "wav2vec2_bert.Wav2Vec2BertSelfAttention", HFConformer,
+         {"5.23.0": "b42642b814090788"}, **_CHECKS),
+    peer("SeamlessM4T", "seamless_m4t.SeamlessM4TConformerSelfAttention", HFConformer,
+         {"5.23.0": "377086f18c872613"}, **_CHECKS),
+    peer("SeamlessM4Tv2", "seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention", HFConformer,
+         {"5.23.0": "2e07dc97a9562b4f"}, **_CHECKS),
+    peer("ParakeetEncoder", "parakeet.ParakeetEncoderAttention", Parakeet,
          {"5.23.0": "1ea741de8ee28f81", "5.24.0": "c3b7b0db91e25282"}),
-    Peer("NemotronStreaming",
-         f"{MODELS}.nemotron_asr_streaming.modeling_nemotron_asr_streaming.NemotronAsrStreamingEncoderAttention",
-         Parakeet, DISTRIBUTION, {"5.23.0": "aa7fc1c2dde145e7", "5.24.0": "d5804ba7d4ad9cd6"}),
-    Peer("FastSpeech2Conformer",
-         f"{MODELS}.fastspeech2_conformer.modeling_fastspeech2_conformer.FastSpeech2ConformerAttention",
-         FastSpeech2, DISTRIBUTION, {"5.23.0": "d6716cc37f98f115"}),
-    Peer("XLNet", f"{MODELS}.xlnet.modeling_xlnet.XLNetRelativeAttention", XLNet, DISTRIBUTION,
-         {"5.23.0": "83046962db855bf2"}),
-    Peer("Phi4MultimodalAudio", f"{MODELS}.phi4_multimodal.modeling_phi4_multimodal.Phi4MultimodalAudioAttention",
-         Accelerated, DISTRIBUTION, {"5.24.0": "a639cacff936c9f8"}, why_not_module=_summed),
+    peer("NemotronStreaming", "nemotron_asr_streaming.NemotronAsrStreamingEncoderAttention", Parakeet,
+         {"5.23.0": "aa7fc1c2dde145e7", "5.24.0": "d5804ba7d4ad9cd6"}),
+    peer("FastSpeech2Conformer", "fastspeech2_conformer.FastSpeech2ConformerAttention", FastSpeech2,
+         {"5.23.0": "d6716cc37f98f115"}),
+    peer("XLNet", "xlnet.XLNetRelativeAttention", XLNet, {"5.23.0": "83046962db855bf2"}),
+    peer("Phi4MultimodalAudio", "phi4_multimodal.Phi4MultimodalAudioAttention", Accelerated,
+         {"5.24.0": "a639cacff936c9f8"}, why_not_module=_why_not_phi4),
 )  # fmt: skip

@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from txl_kernels.integrations.adapters.shared_bias import SharesBias, all_pairs, farthest_first
-from txl_kernels.integrations.adapters.transformers import ones, own_way
+from txl_kernels.integrations.adapters.transformers import is_one, peer, why_not_interface
 from txl_kernels.integrations.attention import (
     Bounds,
     attend,
     bounds_or_reason,
     dropout_of,
+    is_zero,
     merge_heads,
     split_heads,
-    unhidden,
 )
 from txl_kernels.integrations.peer import Peer
 
@@ -47,17 +47,13 @@ class WavLM(Gated):
     needs = ("gru_rel_pos_const", "gru_rel_pos_linear", "num_buckets", "max_distance", "q_proj", "out_proj")
 
     def forward(
-        self: Any,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        position_bias: Tensor | None = None,
-        index: int = 0,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, position_bias: Tensor | None = None,
+        index: int = 0, **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         dropout_p = float(self.dropout) if self.training else 0.0
-        why = own_way(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
+        why = why_not_interface(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
         why = why or self.why_no_bias(position_bias, hasattr(self, "rel_attn_embed"))
-        bounds = bounds_or_reason(why, attention_mask, ones, keys=hidden_states.size(1))
+        bounds = bounds_or_reason(why, attention_mask, is_one, keys=hidden_states.size(1))
         if isinstance(bounds, str):
             bias = _for_each_row(position_bias, *hidden_states.shape[:2])
             found = self.fall_back(bounds, hidden_states, attention_mask, bias, index, **kwargs)
@@ -82,19 +78,11 @@ class BEATs(Gated):
     needs = ("gru_rel_pos", "has_relative_attention_bias", "dropout_module", "bias_k", "add_zero_attn", "q_head_dim")
 
     def forward(
-        self: Any,
-        query: Tensor,
-        key: Tensor | None,
-        value: Tensor | None,
-        key_padding_mask: Tensor | None = None,
-        incremental_state: Any = None,
-        need_weights: bool = True,
-        static_kv: bool = False,
-        attn_mask: Tensor | None = None,
-        before_softmax: bool = False,
-        need_head_weights: bool = False,
+        self: Any, query: Tensor, key: Tensor | None, value: Tensor | None, key_padding_mask: Tensor | None = None,
+        incremental_state: Any = None, need_weights: bool = True, static_kv: bool = False,
+        attn_mask: Tensor | None = None, before_softmax: bool = False, need_head_weights: bool = False,
         position_bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         dropout_p = dropout_of(self.dropout_module)
         why = self.why_not_kernel(query, dropout_p)
         if before_softmax or ((need_weights or need_head_weights) and self.setting("weights") == "fallback"):
@@ -103,7 +91,7 @@ class BEATs(Gated):
             why = "a cache, or an additive mask"
         why = why or self.why_no_bias(position_bias, self.has_relative_attention_bias)
         hidden = key_padding_mask
-        bounds = bounds_or_reason(why, hidden, unhidden, keys=query.size(0))
+        bounds = bounds_or_reason(why, hidden, is_zero, keys=query.size(0))
         if isinstance(bounds, str):
             bias = _for_each_row(position_bias, query.size(1), query.size(0))
             found = self.fall_back(
@@ -144,7 +132,7 @@ def _why_not_beats(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | N
         return "no plain self-attention: it has other keys, or keys of its own"
     if not module.gru_rel_pos:
         return "its biases have no gate"
-    return BEATs.alone(module, ancestors)
+    return BEATs.why_not_alone(module, ancestors)
 
 
 def _without_positions(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
@@ -152,10 +140,9 @@ def _without_positions(module: nn.Module, ancestors: Sequence[nn.Module]) -> str
 
 
 PEERS = (
-    Peer("WavLM", "transformers.models.wavlm.modeling_wavlm.WavLMAttention", WavLM, "transformers",
-         {"5.24.0": "d8618ff0f5a9a61c"}, why_not_module=WavLM.alone),
+    peer("WavLM", "wavlm.WavLMAttention", WavLM, {"5.24.0": "d8618ff0f5a9a61c"}, why_not_module=WavLM.why_not_alone),
     Peer("ESPnetBEATs", "espnet2.asr.encoder.beats_encoder.MultiheadAttention", BEATs, "espnet",
-         {"202511": "68e6f07fda44b9b0"}, why_not_module=_why_not_beats, other=_without_positions),
+         {"202511": "68e6f07fda44b9b0"}, why_not_module=_why_not_beats, why_nothing_to_do=_without_positions),
     Peer("SpeechBrainBEATs", "speechbrain.lobes.models.beats.MultiheadAttention", BEATs, "speechbrain",
-         {"1.1.2": "66af835bbc66ca7c"}, why_not_module=_why_not_beats, other=_without_positions),
+         {"1.1.2": "66af835bbc66ca7c"}, why_not_module=_why_not_beats, why_nothing_to_do=_without_positions),
 )  # fmt: skip

@@ -7,16 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from txl_kernels.integrations.attention import (
-    attend,
-    bounds_or_reason,
-    dropout_of,
-    merge_heads,
-    nonzero,
-    project_table,
-    within,
-)
-from txl_kernels.integrations.peer import Accelerated, Draw, Peer, Sample, width_of
+from txl_kernels.integrations.attention import attend_encodings, bounds_or_reason, dropout_of
+from txl_kernels.integrations.peer import Accelerated, Peer, RandomInputs, Sample, width_of
 
 NO_MASK = torch.ones((0, 0, 0), dtype=torch.bool, device="cpu")
 NO_ENCODINGS, NO_CACHE = (torch.empty(shape, dtype=torch.float32, device="cpu") for shape in (0, (0, 0, 0, 0)))
@@ -27,12 +19,12 @@ class WeNet(Accelerated):
     needs = ("forward_qkv", "linear_pos", "pos_bias_u", "pos_bias_v", "rel_shift", "h", "d_k")
 
     @staticmethod
-    def sample(module: Any, draw: Draw, seen: Tensor | None) -> Sample:
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
         width, mask = width_of(module.linear_pos), NO_MASK if seen is None else seen
         held = 5 if seen is None else 0
-        table = draw.table(width, draw.T - 1 + held, draw.T - 1 + held)
-        cache = draw.normal(draw.B, module.h, held, 2 * module.d_k) if held else NO_CACHE
-        return draw.frames(width), lambda m, x: m(x, x, x, mask, table, cache)[0]
+        table = inputs.table(width, inputs.T - 1 + held, inputs.T - 1 + held)
+        cache = inputs.normal(inputs.B, module.h, held, 2 * module.d_k) if held else NO_CACHE
+        return inputs.frames(width), lambda m, x: m(x, x, x, mask, table, cache)[0]
 
     def forward(
         self: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor = NO_MASK, pos_emb: Tensor = NO_ENCODINGS,
@@ -47,23 +39,18 @@ class WeNet(Accelerated):
         elif pos_emb.dim() != 3 or pos_emb.size(1) != 2 * keys - 1:
             why = "encodings of other positions: with as many as keys it adds them without a shift"
         shown = mask[:, :, :keys] if mask.size(2) > keys else mask  # none of them if it is empty
-        bounds = bounds_or_reason(why, shown if mask.size(2) else None, nonzero, keys=keys)
+        bounds = bounds_or_reason(why, shown if mask.size(2) else None, Tensor.bool, keys=keys)
         if isinstance(bounds, str):
-            return self.fall_back(bounds, query, key, value, mask, pos_emb, cache)
+            return bounds
         q, k, v = self.forward_qkv(query, key, value)
         if cache.size(0) > 0:
             before = cache.chunk(2, -1)
             k, v = (torch.cat([old, new], 2) for old, new in zip(before, (k, v), strict=True))
-        window = self.setting("window")
-        encodings, past = within(window, pos_emb, keys - 1)
-        r = project_table(self.linear_pos, encodings, self.h)
-        out = attend(
-            q, k, v, r, self.pos_bias_u, self.pos_bias_v, bounds, past=past, window=window, dropout_p=dropout_p
-        )
-        return self.linear_out(merge_heads(out)), torch.cat((k, v), -1)
+        out = attend_encodings(self, q, k, v, pos_emb, bounds, dropout_p=dropout_p)
+        return self.linear_out(out), torch.cat((k, v), -1)
 
 
-def _unshifted(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+def _without_positions(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
     return "no relative positions: WeNet's own adds encodings of absolute ones, without a shift"
 
 
@@ -71,5 +58,5 @@ PEERS = (
     Peer("CosyVoice", "cosyvoice.transformer.attention.RelPositionMultiHeadedAttention", WeNet, "cosyvoice2-eu",
          {"0.2.8": "3b909f2c9ca39382", "chatterbox-tts 0.1.7": "083ed3b1aad87b0c"}),
     Peer("WeNetUnshifted", "indextts.gpt.conformer.attention.RelPositionMultiHeadedAttention", WeNet,
-         "indextts2-inference", {"2.1.1": "154d90454687dff3"}, other=_unshifted),
+         "indextts2-inference", {"2.1.1": "154d90454687dff3"}, why_nothing_to_do=_without_positions),
 )  # fmt: skip
