@@ -20,8 +20,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`backend`: all of them. `kernel_backend`: those behind the operators, that is all but the
-    reference."""
+    """Parametrize `backend`, all of them, and `kernel_backend`, those behind the operators: all but
+    the reference."""
     names = metafunc.config.getoption("--backends").split(",")
     for fixture in ("backend", "kernel_backend"):
         if fixture in metafunc.fixturenames:
@@ -44,8 +44,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def no_options_for_another_pytest() -> None:
-    """That a test or a tool runs. Only processes that run tests drop them: pytest-xdist's workers
-    read the variable that their parent had."""
+    """Pytest that a test runs gets no options of this one. Only processes that run tests drop them:
+    pytest-xdist's workers read the variable that their parent had."""
     os.environ.pop("PYTEST_ADDOPTS", None)
 
 
@@ -62,9 +62,9 @@ def device(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def nan_filled() -> Iterator[None]:
-    """torch.empty and its kin give NaN, so that an output not written is seen.
+    """torch.empty and similar functions return NaN, so that outputs that are not written are found.
 
-    Only with deterministic algorithms, which Triton's backward is not to take for all that.
+    This needs deterministic algorithms, of which Triton's backward is not to be aware.
     """
     torch.use_deterministic_algorithms(True)
     assert torch.empty(3).isnan().all()
@@ -79,7 +79,7 @@ def nan_filled() -> Iterator[None]:
 
 @pytest.fixture
 def the_same_bits() -> Iterator[None]:
-    """Of every call, on a GPU, too."""
+    """Every call gives the same bits, on a GPU, too."""
     torch.use_deterministic_algorithms(True)
     fill = torch.utils.deterministic.fill_uninitialized_memory
     torch.utils.deterministic.fill_uninitialized_memory = False

@@ -61,7 +61,7 @@ def _comparisons(module: str, function: str) -> list[Any]:
 
     machine = Machine("cpu")
     machine.kind, machine.dtype = "cuda", torch.bfloat16
-    machine.backends = machine.backends_for_few_queries = [triton.NAME]
+    machine.backends = machine.decode_backends = [triton.NAME]
     found: list[Any] = getattr(importlib.import_module(module), function).comparisons(machine, False)
     return found
 

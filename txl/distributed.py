@@ -95,9 +95,9 @@ class World:
         Raises:
             TxlError: in all processes: a fact differs; the message names it and gives both values.
         """
-        told = self.gather(facts)
-        for rank, theirs in enumerate(told):
-            for name, mine in told[0].items():
+        gathered = self.gather(facts)
+        for rank, theirs in enumerate(gathered):
+            for name, mine in gathered[0].items():
                 if theirs.get(name) != mine:
                     raise TxlError(
                         f"the processes differ in {name}: rank 0 has {mine}, rank {rank} has {theirs.get(name)}"

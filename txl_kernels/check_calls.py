@@ -161,10 +161,10 @@ class Check:
 
         self.count += 1
         try:
-            with warnings.catch_warnings(record=True) as told:
+            with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 errors = self_check.errors_of(trial.kind, exact, run)
-            self.notes |= dict.fromkeys(str(x.message) for x in told)
+            self.notes |= dict.fromkeys(str(x.message) for x in caught)
             wrong = [f"its {part} is off by {error:.2g}" for part, error in errors.items() if not error <= limit]
             largest = max(errors.values(), key=lambda error: (error != error, error))  # NaN is the largest
             ending = f"{seconds:8.3f} s  error {largest:.1e}{'  WRONG' if wrong else ''}"

@@ -51,7 +51,7 @@ def test_call_overhead(machine: Machine, full: bool) -> list[Comparison]:
 
     runs = [
         Implementation(rel_attention_on(name).name, functools.partial(ours, name), "ours")
-        for name in machine.backends_for_few_queries
+        for name in machine.decode_backends
     ]
     if "native" in machine.backends:
         runs.append(Implementation("the native kernel alone", alone, "part"))

@@ -44,8 +44,8 @@ class Machine:
         self.device = torch.device("cuda" if kind == "cuda" else "cpu")
         self.dtype = torch.bfloat16 if kind == "cuda" else torch.float32
         names = ["triton"] if kind == "interpreter" else available_backends(self.device, self.dtype)
-        self.backends_for_few_queries = [name for name in names if name != "reference"]
-        few = self.backends_for_few_queries
+        self.decode_backends = [name for name in names if name != "reference"]
+        few = self.decode_backends
         self.backends = [name for name in few if internals.takes_many_queries(name, self.device, self.dtype)]
 
     def pick(self, *, cpu: T, cuda: T, interpreter: T) -> T:
@@ -128,7 +128,7 @@ class Machine:
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "kind": self.kind, "device": self.name, "cpu": _cpu_name(), **_cpu_model(), "cores": os.cpu_count(),
             "threads": self.threads, "isa": internals.instruction_set(),
-            "dtype": str(self.dtype).removeprefix("torch."), "backends": self.backends_for_few_queries,
+            "dtype": str(self.dtype).removeprefix("torch."), "backends": self.decode_backends,
             "python": platform.python_version(), "torch": torch.__version__,
             "cuda": torch.version.cuda if self.kind == "cuda" else None, "triton": _version("triton"),
             "transformers": _version("transformers"), "txl_kernels": txl_kernels.__version__,

@@ -198,7 +198,7 @@ def replay(benchmark: Any, times: list[float]) -> None:
 def header(machine: Machine) -> str:
     """Return a line that says what is compared, on which device and dtype, and how it is timed."""
     dtype = str(machine.dtype).removeprefix("torch.")
-    ours = ", ".join(machine.backends_for_few_queries) or "no backend of its own here"
+    ours = ", ".join(machine.decode_backends) or "no backend of its own here"
     threads = "" if machine.kind == "cuda" else f", {machine.threads} threads"
     others = "the original algorithm, SDPA and whole models"
     where = f"{machine.name}{threads}, {dtype}"

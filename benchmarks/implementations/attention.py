@@ -153,7 +153,7 @@ def plain_sdpa(x: Inputs) -> Tensor:
 
 def ours(machine: Machine, short: bool = False) -> list[Attention]:
     """Return this package's backends; short: for calls of up to 16 queries without gradients."""
-    names = machine.backends_for_few_queries if short else machine.backends
+    names = machine.decode_backends if short else machine.backends
     return [rel_attention_on(name) for name in names]
 
 

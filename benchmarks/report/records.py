@@ -84,7 +84,7 @@ def published() -> list[Path]:
     """
     listed = subprocess.run(["git", "ls-files", "*.json"], capture_output=True, text=True, cwd=RESULTS)
     if listed.returncode != 0:
-        raise RuntimeError(f"which records are published cannot be told without git: {listed.stderr.strip()}")
+        raise RuntimeError(f"the published records cannot be listed without git: {listed.stderr.strip()}")
     return [path for path in (RESULTS / line for line in listed.stdout.splitlines()) if path.exists()]
 
 

@@ -1,4 +1,4 @@
-"""The examples run, smaller; they compare their results themselves."""
+"""The examples run on small sizes; they compare their results themselves."""
 
 import os
 import runpy
@@ -18,6 +18,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 TINY = "--n-layer 1 --d-model 16 --n-head 1 --d-head 16 --d-inner 16 --batch 2 --cutoffs 20,60".split()
 
 
+def numbered_lines(folder: Path) -> Path:
+    (folder / "text.txt").write_text("".join(f"{n:04d} follows the line before;\n" for n in range(300)))
+    return folder / "text.txt"
+
+
 def run_example(name: str, *args: Any, **sizes: Any) -> Any:
     return runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"](*args, **sizes)
 
@@ -33,9 +38,9 @@ def run_example(name: str, *args: Any, **sizes: Any) -> Any:
 )
 def test_layers(name: str, sizes: dict[str, int], capsys: pytest.CaptureFixture[str]) -> None:
     run_example(name, **sizes)
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     if name == "drop_in":
-        assert float(said.splitlines()[0].removeprefix("largest difference: ")) < 1e-5
+        assert float(printed.splitlines()[0].removeprefix("largest difference: ")) < 1e-5
 
 
 def test_several_devices() -> None:
@@ -43,11 +48,9 @@ def test_several_devices() -> None:
     assert run_example("several_devices", steps=3) < 6
 
 
-def test_a_training_loop(tmp_path: Path) -> None:
-    """300 lines alike but for their numbers are learned in a moment: 25 symbols need 4.6 bits."""
-    text = tmp_path / "text.txt"
-    text.write_text("".join(f"{n:04d} follows the line before;\n" for n in range(300)))
-    assert run_example("train", str(text), steps=60, batch=4, length=32) < 2
+def test_training_loop(tmp_path: Path) -> None:
+    """Lines that differ in their numbers are learned in 60 steps: 25 symbols need 4.6 bits."""
+    assert run_example("train", str(numbered_lines(tmp_path)), steps=60, batch=4, length=32) < 2
 
 
 WITHOUT_TRANSFORMERS = """
@@ -62,7 +65,7 @@ for name in sys.argv[1:]:
 """
 
 
-def test_without_their_extra_they_say_how_to_install_it() -> None:
+def test_missing_packages_are_named_with_their_installation() -> None:
     names = ["hugging_face", "speech_encoder", "hour_of_audio", "inkling"]
     command = [sys.executable, "-c", WITHOUT_TRANSFORMERS, *(EXAMPLES / f"{name}.py" for name in names)]
     lines = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
@@ -70,9 +73,8 @@ def test_without_their_extra_they_say_how_to_install_it() -> None:
     assert all("pip install " in line for line in lines), lines
 
 
-def test_a_trained_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "text.txt").write_text("".join(f"{n:04d} follows the line before;\n" for n in range(300)))
-    corpus = data.prepare(tmp_path / "text.txt", tmp_path / "corpus")
+def test_trained_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    corpus = data.prepare(numbered_lines(tmp_path), tmp_path / "corpus")
     trainer(tmp_path / "run", corpus, steps=3).run()
     run_example("evaluate", tmp_path / "run", prompt="0001 ", text="0001 follows the line")
     lines = capsys.readouterr().out.splitlines()
@@ -81,8 +83,7 @@ def test_a_trained_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_effective_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "text.txt").write_text("".join(f"{n:04d} follows the line before;\n" for n in range(300)))
-    corpus = data.prepare(tmp_path / "text.txt", tmp_path / "corpus")
+    corpus = data.prepare(numbered_lines(tmp_path), tmp_path / "corpus")
     trainer(tmp_path / "run", corpus, steps=3).run()
     found = run_example("effective_context", tmp_path / "run", samples=20, step=8, contexts=4, order=3)
     assert found["3-gram"].length == 8  # it sees no more
@@ -91,7 +92,7 @@ def test_effective_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def recorded(tmp_path: Path, script: str, *arguments: object, **variables: str) -> list[list[str]]:
-    """The arguments of each call of txl in a script, from a command of that name that records."""
+    """Return the arguments of each call of txl in a script, recorded by a command of that name."""
     stub = tmp_path / "bin" / "txl"
     stub.parent.mkdir(exist_ok=True)
     stub.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\n')

@@ -1,4 +1,4 @@
-"""What `accelerate` selects, refuses, and leaves as it was."""
+"""Modules that `accelerate` selects, refuses, and leaves as they were."""
 
 import copy
 import inspect

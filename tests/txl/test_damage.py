@@ -86,13 +86,13 @@ def for_any_damage(file: Path, examples: int, check: Any) -> None:
     @given(other=damaged(content))
     def damaging(other: bytes) -> None:
         file.write_bytes(other)
-        told = str(file)
+        message = str(file)
         try:
             check()
         except TxlError as error:
-            told = str(error)
-        assert str(file if file.suffix == ".safetensors" else file.parent) in told
-        assert len(told.splitlines()) == 1
+            message = str(error)
+        assert str(file if file.suffix == ".safetensors" else file.parent) in message
+        assert len(message.splitlines()) == 1
 
     damaging()
 

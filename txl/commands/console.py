@@ -107,12 +107,12 @@ def training_progress(trainer: Trainer) -> Iterator[OnEntry]:
         nonlocal last_line
         steps, now = trainer.config.steps, time.monotonic()  # the number of steps can change with the clock
         if "loss" in entry:
-            told = f"{unit} {entry[unit]:.4f}"
+            loss_text = f"{unit} {entry[unit]:.4f}"
             rate = f"{entry['tokens_per_s']:,.0f} tokens/s"
-            shown.update(task, completed=entry["step"], total=steps, status=f"{told}  {rate}")
+            shown.update(task, completed=entry["step"], total=steps, status=f"{loss_text}  {rate}")
             if not shown.disable or (now - last_line < LINES_S and entry["step"] < steps):
                 return
-            last_line, line = now, f"loss {entry['loss']:.4f}, {told}, {rate}"
+            last_line, line = now, f"loss {entry['loss']:.4f}, {loss_text}, {rate}"
         else:
             line = f"validation loss {entry['valid_loss']:.4f}, {unit} {entry[f'valid_{unit}']:.4f}"
         console.print(f"step {entry['step']} of {steps}: {line}", highlight=False, soft_wrap=True)
@@ -124,8 +124,8 @@ def training_progress(trainer: Trainer) -> Iterator[OnEntry]:
 @contextmanager
 def evaluation_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """A context with a bar over the tokens to score; yields a function that takes their number."""
-    told = TextColumn("{task.description}", markup=False)  # names can hold braces and brackets
-    with bar(told, BarColumn(), TimeRemainingColumn(), transient=True) as shown:
+    text = TextColumn("{task.description}", markup=False)  # names can hold braces and brackets
+    with bar(text, BarColumn(), TimeRemainingColumn(), transient=True) as shown:
         task = shown.add_task(title, total=total)
         yield lambda scored: shown.update(task, completed=scored)
 

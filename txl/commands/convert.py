@@ -39,7 +39,12 @@ def import_command(
     ] = None,
     clamp_len: Annotated[
         int | None,
-        in_panel(_TENSORFLOW, help="Largest distance told apart; default: no limit.", show_default=False, min=1),
+        in_panel(
+            _TENSORFLOW,
+            help="Largest distinct distance; default: no limit.",
+            show_default=False,
+            min=1,
+        ),
     ] = None,
     same_length: Annotated[
         bool, in_panel(_TENSORFLOW, "--same-length", help="Each token sees mem-len + 1 keys.", show_default=False)

@@ -66,7 +66,7 @@ def evaluate_command(
         ),
     ] = None,
     clamp_len: Annotated[
-        int | None, in_panel(_READING, help="Largest distance told apart. Default: as in training.")
+        int | None, in_panel(_READING, help="Largest distinct distance. Default: as in training.")
     ] = None,
     zeros: Annotated[
         bool | None,
@@ -130,10 +130,10 @@ def split_of(saved: LanguageModel, source: Path | None, split: str, enough: int 
     return corpus.split(split)
 
 
-def _print(scores: list[Score], saved: LanguageModel, how: str, told: str) -> None:
+def _print(scores: list[Score], saved: LanguageModel, how: str, method: str) -> None:
     words = saved.vocabulary.unit == "words"
     measure = "ppl" if words else "bpc"
-    table = Table("attention length", "tokens", measure, "tokens/s", title=Text(f"{told}, of {saved.path}"))
+    table = Table("attention length", "tokens", measure, "tokens/s", title=Text(f"{method}, of {saved.path}"))
     for column in table.columns:
         column.justify = "right"
     for s in scores:

@@ -33,7 +33,7 @@ def generate_command(
     ] = None,
     attn_len: Annotated[int | None, in_panel(_READING, help="Keys a token sees. Default: as in training.")] = None,
     clamp_len: Annotated[
-        int | None, in_panel(_READING, help="Largest distance told apart. Default: as in training.")
+        int | None, in_panel(_READING, help="Largest distinct distance. Default: as in training.")
     ] = None,
     zeros: Annotated[
         bool | None,

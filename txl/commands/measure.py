@@ -139,7 +139,7 @@ def attention_command(
     window: Annotated[
         int | None, in_panel(_HOW, help="Keys a token sees, itself included. Default: as in training.")
     ] = None,
-    clamp_len: Annotated[int | None, in_panel(_HOW, help="Largest distance told apart. Default: the model's.")] = None,
+    clamp_len: Annotated[int | None, in_panel(_HOW, help="Largest distinct distance. Default: the model's.")] = None,
     heads: Annotated[
         str | None,
         in_panel(

@@ -309,7 +309,7 @@ class WindowReader(Reader):
             return self.model.read(self.window, mem_len=0, last=tokens.size(1)).hidden
 
     def feed(self, tokens: Tensor) -> Tensor:
-        """As `Reader.feed`; only the last window of a long prompt is read."""
+        """Feed tokens as `Reader.feed` does; only the last window of a long prompt is read."""
         self.window = torch.cat([self.window, tokens[:, :-1]], 1)
         return super().feed(tokens[:, -1:])
 

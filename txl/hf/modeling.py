@@ -180,7 +180,7 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         return read[0] if len(read) == 1 else torch.cat(read, 1)
 
     def _read_padded(self, hidden: Tensor, cache: TransfoXLCache, left: Tensor) -> Tensor:
-        """As `Trunk.read_cached`, with padded positions set to zero states."""
+        """Read a segment as `Trunk.read_cached` does, with padded positions set to zero states."""
         padding = (torch.arange(hidden.size(1), device=left.device) < left.unsqueeze(1)).unsqueeze(2)
         for block, layer in zip(self.trunk.layers, cache.layers, strict=True):
             hidden = hidden.masked_fill(padding, 0)

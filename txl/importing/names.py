@@ -11,7 +11,7 @@ from txl.errors import TxlError
 from txl.model.adaptive import needs_projection, table_shapes
 from txl.model.config import ModelConfig
 
-_MOST_GROWTH = 4  # bound on growth: float16 becomes float32, and shared projections can become separate
+_MAX_GROWTH = 4  # bound on growth: float16 becomes float32, and shared projections can become separate
 _COMPUTED = "pos_emb.inv_freq"  # a buffer, not learned
 Ties = Literal["none", "tail", "all"]
 
@@ -182,7 +182,7 @@ def _refuse_growth(given: Iterable[Tensor], shapes: Iterable[torch.Size]) -> Non
     repeat a small tensor."""
     storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in given}
     held, needed = sum(storages.values()), 4 * sum(shape.numel() for shape in shapes)
-    if needed > _MOST_GROWTH * held:
+    if needed > _MAX_GROWTH * held:
         raise TxlError(f"the configuration needs {needed:,} bytes, the tensors are {held:,}")
 
 

@@ -13,7 +13,7 @@ from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary, deco
 
 FILES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt", "cache.pkl")
 SETTINGS = "txl_vocabulary"  # a field that txl adds to config.json
-MOST_BYTES = 2**30
+MAX_BYTES = 2**30
 _NONE: Mapping[str, Any] = {}
 
 
@@ -35,7 +35,7 @@ def read(path: Path) -> Vocabulary:
         TxlError: it is damaged or of another form; the message names the file.
     """
     try:
-        if path.stat().st_size > MOST_BYTES:
+        if path.stat().st_size > MAX_BYTES:
             raise TxlError(f"{path.stat().st_size:,} bytes are too many for a vocabulary")
         if path.suffix == ".txt":
             listed, settings = first_words(path.read_bytes()), _settings(path)

@@ -156,7 +156,7 @@ class ModelConfig(NetworkConfig):
     encoding: Encoding = option("relative", _MODEL, f"Of positions: {', '.join(ENCODINGS)}.")
     table_len: int | None = option(None, _MODEL, "Rows of a learned encoding.")
     window: int | None = option(None, _MODEL, "Keys a token sees, itself included; default: all.")
-    clamp_len: int | None = option(None, _MODEL, "Largest distance told apart; default: no limit.")
+    clamp_len: int | None = option(None, _MODEL, "Largest distinct distance; default: no limit.")
     pre_norm: bool = option(False, _MODEL, "Where layer norms stand.", "--pre-norm/--post-norm")
     final_norm: bool = option(False, _MODEL, "A layer norm after the last layer.", "--final-norm/--no-final-norm")
     untie_r: bool = option(False, _MODEL, "Biases u, v a layer, or shared.", "--untie-r/--tie-r")

@@ -193,5 +193,5 @@ def _recognised(source: Source) -> str:
     found = [name for name, training in held.items() if training]
     if len({RULES[name].layouts for name in found}) > 1:
         raise TxlError(f"{source}: holds files of {', '.join(found)}; pass those of one, or name its rule with --as")
-    told = [source.path.resolve().name, *chain(*held.values())]  # WikiText-103 or -2
-    return next((name for name in found if any(name in part for part in told)), (*found, "bytes")[0])
+    candidates = [source.path.resolve().name, *chain(*held.values())]  # WikiText-103 or -2
+    return next((name for name in found if any(name in part for part in candidates)), (*found, "bytes")[0])

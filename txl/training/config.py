@@ -17,7 +17,7 @@ Average = Literal["none", "ema", "triggered"]
 
 _TRAINING, _OPTIMIZER, _KEEPING = "Training", "Optimizer", "Evaluation and checkpoints"  # headings of --help
 PRECISIONS = ("auto", "fp32", "bf16")
-MOST_LR = 1e6  # larger than any useful rate, and far below float32's maximum
+MAX_LR = 1e6  # larger than any useful rate, and far below float32's maximum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ class TrainConfig:
         check_ranges(
             self, steps=COUNT, batch=COUNT, batch_chunk=COUNT, tgt_len=COUNT, accumulate=COUNT, patience=COUNT,
             eval_every=COUNT, save_every=COUNT, log_every=COUNT, eval_tokens=COUNT, ext_len=(0, COUNT[1]),
-            warmup=(0, math.inf), lr=(POSITIVE[0], MOST_LR), clip=(POSITIVE[0], math.inf), weight_decay=(0, math.inf),
+            warmup=(0, math.inf), lr=(POSITIVE[0], MAX_LR), clip=(POSITIVE[0], math.inf), weight_decay=(0, math.inf),
             min_lr_ratio=(0, 1), ema_decay=(POSITIVE[0], RATE[1]),
         )  # fmt: skip
         if self.batch % self.batch_chunk:

@@ -330,11 +330,11 @@ class Updater:
         self.network.train()
         in_graphs = self.graphs is not None and self.graphs.takes(step, batches)
         nll, norm = self.graphs.gradients(step, batches) if in_graphs else self._gradients(step, batches)  # type: ignore[union-attr]
-        told = torch.stack([nll, torch.full_like(nll, float(stopping()))])
+        reduced = torch.stack([nll, torch.full_like(nll, float(stopping()))])
         if self.world.size > 1:
-            dist.all_reduce(told)
+            dist.all_reduce(reduced)
         # the only synchronization with the device
-        total, stops, length = torch.cat([told, norm.to(told.dtype).reshape(1)]).tolist()
+        total, stops, length = torch.cat([reduced, norm.to(reduced.dtype).reshape(1)]).tolist()
         total /= self.world.size
         if not math.isfinite(total) or not math.isfinite(length):
             what = f"the loss became {total}" if not math.isfinite(total) else f"the gradient's norm became {length}"

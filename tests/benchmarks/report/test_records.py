@@ -22,7 +22,7 @@ def test_newest_measurement_of_each_comparison(folder: Path) -> None:
     measured = device.group("evaluation speed")[1]
     mine = measured.find(role="ours", segment=256)
     assert ratio(measured.find(implementation="vanilla-flash"), mine) == 3800
-    assert ratio(measured.find(implementation="nobody"), mine) is None
+    assert ratio(measured.find(implementation="another"), mine) is None
 
 
 def test_comparison_of_which_nothing_was_available_is_left_out(tmp_path: Path) -> None:

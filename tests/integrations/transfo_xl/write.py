@@ -28,7 +28,7 @@ WORDS = ["<eos>", "<unk>", *(f"word{n}" for n in range(V - 2))]
 
 
 def outputs(model: Any) -> dict[str, torch.Tensor]:
-    """Of three segments, of losses, and of greedy generation."""
+    """Return outputs of three segments, losses, and greedy generation."""
     torch.manual_seed(1)
     found: dict[str, torch.Tensor] = {}
     mems = None

@@ -74,7 +74,7 @@ BASES = {
 
 
 @pytest.mark.parametrize("command", BASES)
-def test_invalid_numbers_of_every_option(
+def test_every_option_refuses_invalid_numbers(
     txl: Run, run: Path, corpus: Corpus, text: Path, tmp_path: Path, command: str
 ) -> None:
     """Every option that is a number: one line, or a usage error, or done."""

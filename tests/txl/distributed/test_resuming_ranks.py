@@ -98,11 +98,11 @@ def test_ctrl_c_saves_once_and_prints_how_to_resume(corpus: Corpus, tmp_path: Pa
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
-    told = [line for line in errors.splitlines() if line.startswith(("interrupted: ", "go on with: ", "finishing"))]
-    assert [line.split(":")[0].split(" this")[0] for line in told] == ["finishing", "interrupted", "go on with"]
-    assert told[2] == f"go on with: torchrun --nproc-per-node 2 -m txl train -r {run} --resume --device cpu"
+    printed = [line for line in errors.splitlines() if line.startswith(("interrupted: ", "go on with: ", "finishing"))]
+    assert [line.split(":")[0].split(" this")[0] for line in printed] == ["finishing", "interrupted", "go on with"]
+    assert printed[2] == f"go on with: torchrun --nproc-per-node 2 -m txl train -r {run} --resume --device cpu"
     step = checkpoints.load(run / LAST).state["step"]
-    again = told[2].removeprefix("go on with: torchrun ").split()
+    again = printed[2].removeprefix("go on with: torchrun ").split()
     command = [sys.executable, "-m", "torch.distributed.run", *again, "--steps", str(step + 1)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
     assert done.returncode == 0, done.stderr

@@ -80,8 +80,8 @@ def assert_same(name: str, want: Trained, got: list[Trained]) -> None:
             mine, theirs = getattr(want, kind), getattr(rank, kind)
             assert mine.keys() == theirs.keys()
             for key, value in mine.items():
-                told = functools.partial("{}, {}: {}".format, name, key)
-                torch.testing.assert_close(theirs[key], value, rtol=1e-6, atol=1e-8, msg=told)
+                message = functools.partial("{}, {}: {}".format, name, key)
+                torch.testing.assert_close(theirs[key], value, rtol=1e-6, atol=1e-8, msg=message)
     assert len(want.memory) == len(got[0].memory)
     for layer, *parts in zip(want.memory, *(rank.memory for rank in got), strict=True):
         torch.testing.assert_close(

@@ -85,7 +85,7 @@ def test_module_older_than_its_sources_is_not_used(tmp_path: Path, monkeypatch: 
         assert loaded.module is None
         assert "was built from another version of the source; install the package again" in loaded.why_not_loaded
         (tmp_path / file).write_text("before")
-    (tmp_path / "cpu" / ".#kernel.cpp").symlink_to("nobody@nowhere")  # an editor's lock
+    (tmp_path / "cpu" / ".#kernel.cpp").symlink_to("user@host")  # an editor's lock
     assert native_modules.load("_native", "C++").module is not None
     (tmp_path / "attention.h").unlink()  # no source tree: an installed package
     assert native_modules.load("_native", "C++").module is not None

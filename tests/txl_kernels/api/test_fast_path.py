@@ -1,5 +1,4 @@
-"""Calls that skip the dispatcher: the same results, and whatever wants to see operators still
-does."""
+"""Calls that skip the dispatcher: the same results, and tracers and modes still see operators."""
 
 import subprocess
 import sys
@@ -19,7 +18,7 @@ CASE = Case("", L=9, M=7)
 
 @pytest.fixture(params=["C++", "Python"])
 def signature_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the C++ module, and as where there is none."""
+    """With and without the C++ module."""
     if request.param == "Python":
         monkeypatch.setattr(cpu, "native", native_modules.NativeModule(why_not_loaded="no compiler"))
     elif cpu.native.module is None:
@@ -31,7 +30,7 @@ def call_of(case: Case = CASE, backend: str = "native") -> dict[str, Any]:
 
 
 class Operators(TorchDispatchMode):
-    """Names of the operators that were called."""
+    """Records the names of the operators that are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +41,7 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_dispatch_mode_sees_both_operators(kernel_backend: str) -> None:
+def test_dispatch_mode_sees_both_operators(kernel_backend: str) -> None:
     call = call_of(backend=kernel_backend)
     want = rel_attention(**call)
     with Operators() as mode:
@@ -53,14 +52,14 @@ def test_a_dispatch_mode_sees_both_operators(kernel_backend: str) -> None:
     assert torch.equal(out, want)
 
 
-def test_the_profiler_sees_the_operator(kernel_backend: str) -> None:
+def test_profiler_sees_the_operator(kernel_backend: str) -> None:
     call = call_of(backend=kernel_backend)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         rel_attention(**call)
     assert any(event.key == "txl_kernels::rel_attention" for event in profile.key_averages())
 
 
-def test_without_a_watcher_the_dispatcher_is_skipped(kernel_backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dispatcher_is_skipped_without_tracers(kernel_backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FAST_FORWARD.replace(monkeypatch, None)
     monkeypatch.setattr(torch.ops.txl_kernels, "rel_attention", None)
     monkeypatch.setattr(torch.ops.txl_kernels, "rel_attention_backward", None)
@@ -69,7 +68,7 @@ def test_without_a_watcher_the_dispatcher_is_skipped(kernel_backend: str, monkey
         rel_attention(**call_of(backend=kernel_backend))
 
 
-def test_a_view_that_negates_is_read_negated(kernel_backend: str) -> None:
+def test_negated_view(kernel_backend: str) -> None:
     """The imaginary part of a conjugate is a real tensor whose memory holds the opposite of its
     values."""
     call = call_of(backend=kernel_backend)
@@ -85,8 +84,8 @@ def test_a_view_that_negates_is_read_negated(kernel_backend: str) -> None:
 
 @pytest.mark.usefixtures("the_same_bits")
 @pytest.mark.parametrize("name", ["k", "v", "r", "content_bias"])
-def test_gradients_of_what_lies_negated(name: str, kernel_backend: str) -> None:
-    """Backward sees what forward saved: a view whose memory holds the opposite of its values."""
+def test_gradients_of_negated_views(name: str, kernel_backend: str) -> None:
+    """Forward saves a view whose memory holds the opposite of its values."""
     call = call_of(backend=kernel_backend)
     opposite = (-call[name].detach()).requires_grad_()
     view = torch._neg_view(call[name].detach()).requires_grad_()
@@ -100,7 +99,7 @@ def test_gradients_of_what_lies_negated(name: str, kernel_backend: str) -> None:
         assert torch.equal(got, want)
 
 
-def test_what_was_valid_once_does_not_pass_as_its_equal(kernel_backend: str) -> None:
+def test_equal_values_of_wrong_types_are_refused(kernel_backend: str) -> None:
     call = call_of(backend=kernel_backend)
     rel_attention(**call | {"causal": True, "window": 2})
     with pytest.raises(TypeError, match="causal must be True or False, got int"):
@@ -164,7 +163,7 @@ def test_batched_gradients_are_those_one_by_one(kernel_backend: str) -> None:
         assert torch.equal(got, torch.autograd.grad(out, call["k"], dout, retain_graph=True)[0])
 
 
-def test_a_tensor_changed_under_the_graph_is_refused(kernel_backend: str) -> None:
+def test_changed_saved_tensor_is_refused(kernel_backend: str) -> None:
     call = call_of(backend=kernel_backend)
     out = rel_attention(**call)
     call["k"].data = torch.empty(0)
@@ -172,7 +171,7 @@ def test_a_tensor_changed_under_the_graph_is_refused(kernel_backend: str) -> Non
         out.sum().backward()
 
 
-def test_a_pre_dispatch_trace_holds_the_operator(kernel_backend: str) -> None:
+def test_pre_dispatch_trace_has_the_operator(kernel_backend: str) -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     call = call_of(backend=kernel_backend)
@@ -195,9 +194,8 @@ def test_zeros_without_memory(first: int, kernel_backend: str) -> None:
     assert not call["q"].grad.any()
 
 
-def test_a_tensor_that_outlived_its_transform(kernel_backend: str) -> None:
-    """Inside torch.func.grad it was a wrapper; it still is one, without memory, and says it is a
-    Tensor."""
+def test_tensor_of_a_finished_transform(kernel_backend: str) -> None:
+    """A wrapper of torch.func.grad remains one, without memory, and its class is Tensor."""
     call = {name: x.detach() if isinstance(x, torch.Tensor) else x for name, x in call_of().items()} | {
         "backend": kernel_backend
     }
@@ -217,8 +215,8 @@ def test_a_tensor_that_outlived_its_transform(kernel_backend: str) -> None:
     assert torch.autograd.grad(out.sum(), r)[0].any()
 
 
-def test_what_a_hook_gives_back_is_checked(kernel_backend: str) -> None:
-    """Of backward's own tensors, too: out and lse as forward made them."""
+def test_tensors_of_saved_tensor_hooks_are_checked(kernel_backend: str) -> None:
+    """Also out and lse, which forward made."""
     call = call_of(backend=kernel_backend)
 
     def unpack(x: torch.Tensor) -> torch.Tensor:
@@ -230,8 +228,8 @@ def test_what_a_hook_gives_back_is_checked(kernel_backend: str) -> None:
         out.sum().backward()
 
 
-def test_gradients_of_every_stride_after_one_of_the_usual(kernel_backend: str) -> None:
-    """What was remembered of a backward is not taken for another's."""
+def test_output_gradients_of_any_strides(kernel_backend: str) -> None:
+    """The plan of a backward is not used for other strides."""
     call = call_of(backend=kernel_backend)
     out, lse = rel_attention(**call, return_lse=True)
     plain, plain_lse = torch.randn_like(out), torch.randn_like(lse)
@@ -249,7 +247,7 @@ def test_gradients_of_every_stride_after_one_of_the_usual(kernel_backend: str) -
         assert torch.equal(gradient(plain, plain_lse), want)
 
 
-def test_a_torch_without_some_private_names_takes_the_dispatcher() -> None:
+def test_torch_without_some_private_names_takes_the_dispatcher() -> None:
     """The package imports, and calls give the same result, by the operators."""
     code = """
 import builtins, torch

@@ -1,4 +1,4 @@
-"""What the first call on a GPU finds out: faults planted in kernels are seen, and who is told."""
+"""The self-check of the first call on a GPU: faults planted in kernels are found and reported."""
 
 import contextlib
 import errno
@@ -28,7 +28,7 @@ needs_native = pytest.mark.skipif(cpu.native.module is None, reason="needs the C
 
 @pytest.fixture
 def first_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a process, on a device that counts as a GPU."""
+    """The first call of a process, on a device that counts as a GPU."""
     monkeypatch.setattr(self_check, "can_run_now", lambda device: True)
     properties = SimpleNamespace(name="a GPU", major=9, minor=0, multi_processor_count=8)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
@@ -39,7 +39,7 @@ def first_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def only_triton(first_call: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device on which Triton's kernels, or what stands for them, are all that could run."""
+    """A device on which only Triton's kernels can run, which are replaced by those of the CPU."""
     for kernels, reason in ((cpu, "not here"), (cuda, "not here"), (triton, None)):
         monkeypatch.setattr(kernels, "why_not_tensors", lambda *args, reason=reason: reason)
     monkeypatch.setattr(triton, "forward", cpu.forward)
@@ -75,7 +75,7 @@ def test_right_kernels_agree(dtype: torch.dtype, decode: bool, gradients: bool) 
 
 @needs_native
 @pytest.mark.usefixtures("first_call")
-def test_a_wrong_gradient_is_said_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_gradient_is_reported_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = make_inputs(Case(""), torch.float32)
     want = torch.autograd.grad(rel_attention(**as_call(inputs), backend="reference").sum(), [inputs["r"]])
     monkeypatch.setattr(cpu, "backward", wrong_r)
@@ -93,7 +93,7 @@ def test_a_wrong_gradient_is_said_and_not_used(monkeypatch: pytest.MonkeyPatch) 
 
 @needs_native
 @pytest.mark.usefixtures("first_call")
-def test_it_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_self_check_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "backward", wrong_r)
     call = as_fields(make_inputs(Case(""), torch.float32))
     monkeypatch.setenv(self_check.SETTING, "off")
@@ -106,20 +106,20 @@ def test_it_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_native
 @pytest.mark.usefixtures("only_triton")
 @pytest.mark.parametrize("seconds", [0, 0.5])
-def test_a_check_that_takes_long_is_logged(
+def test_long_check_is_logged(
     seconds: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(self_check, "LOG_AFTER", 0.1)
     monkeypatch.setattr(self_check, "compare", lambda kernels, kind: time.sleep(seconds))
     rel_attention(**as_call(make_inputs(Case(""), torch.float32)))
-    told = [x.getMessage() for x in caplog.records if x.name == "txl_kernels"]
-    assert len(told) == (seconds > 0)
-    assert all("the first triton call of this dtype, head width and direction on cpu compiles" in x for x in told)
+    logged = [x.getMessage() for x in caplog.records if x.name == "txl_kernels"]
+    assert len(logged) == (seconds > 0)
+    assert all("the first triton call of this dtype, head width and direction on cpu compiles" in x for x in logged)
 
 
 @needs_native
 @pytest.mark.usefixtures("only_triton")
-def test_a_check_needs_no_thread_for_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_runs_without_a_thread_for_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_check.threading.Timer, "start", raising(RuntimeError("can't start new thread")))
     assert backends.choose(None, as_fields(make_inputs(Case(""), torch.float32))) == "triton"
 
@@ -131,7 +131,7 @@ def test_nothing_is_compared_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.triton
 @pytest.mark.parametrize(("decode", "gradients"), FORWARD_AND_BOTH)
-def test_a_fault_in_tritons_kernels(decode: bool, gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_in_tritons_kernels(decode: bool, gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run by Triton's interpreter: position scores of one distance too far."""
     if not triton.interpreted():
         pytest.skip("needs the interpreter")
@@ -155,7 +155,7 @@ def test_a_fault_in_tritons_kernels(decode: bool, gradients: bool, monkeypatch: 
 @RUNS_TRITONS_PTX[1]
 @RUNS_TRITONS_PTX[2]
 @pytest.mark.parametrize("kernel", ["forward_kernel", "backward_queries_kernel", "backward_keys_kernel"])
-def test_a_fault_in_what_triton_compiles(kernel: str) -> None:
+def test_fault_in_tritons_ptx(kernel: str) -> None:
     """Run from PTX for sm_90: e to the power of a score, forgotten in one kernel.
 
     The executor may also stop at a consequence: threads that store the same NaN hold different bits
@@ -199,10 +199,10 @@ FAILURES = {
 @pytest.mark.usefixtures("only_triton")
 @pytest.mark.parametrize("name", FAILURES)
 @pytest.mark.filterwarnings("always")
-def test_what_the_first_call_raises_is_the_reason(
+def test_error_of_the_first_call_is_the_reason(
     name: str, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ) -> None:
-    """One warning for all kinds of calls, and the reference's numbers; by name an error."""
+    """One warning for all kinds of calls, and the reference's results; by name an error."""
     error, said = FAILURES[name]
     monkeypatch.setattr(triton, "forward", raising(error))
     inputs = make_inputs(Case(""), torch.float32)
@@ -211,9 +211,9 @@ def test_what_the_first_call_raises_is_the_reason(
         rel_attention(**as_call(make_inputs(case, torch.float32)))
         with torch.no_grad():
             assert torch.equal(rel_attention(**as_call(inputs)), want)
-    (told,) = recwarn
-    assert re.search(f"backend='triton' is left out: .*{type(error).__name__}.*({said})", str(told.message))
-    assert told.filename == __file__
+    (warning,) = recwarn
+    assert re.search(f"backend='triton' is left out: .*{type(error).__name__}.*({said})", str(warning.message))
+    assert warning.filename == __file__
     with pytest.raises(RuntimeError, match=f"backend='triton' cannot run: .*{type(error).__name__}.*({said})"):
         rel_attention(**as_call(inputs), backend="triton")
     with pytest.raises(RuntimeError, match=said):
@@ -247,7 +247,7 @@ PASSING = [
 @pytest.mark.usefixtures("only_triton")
 @pytest.mark.parametrize("error", PASSING, ids=lambda x: f"{type(x).__name__} {x}"[:40])
 @pytest.mark.parametrize("asked", [None, "triton"])
-def test_what_says_nothing_of_a_backend_is_raised_and_not_remembered(
+def test_errors_unrelated_to_a_backend_are_raised_and_not_remembered(
     asked: str | None, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
@@ -267,8 +267,7 @@ def test_what_says_nothing_of_a_backend_is_raised_and_not_remembered(
 
 @needs_native
 @pytest.mark.usefixtures("only_triton")
-def test_a_context_that_answers_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the error said."""
+def test_lost_context_is_transient(monkeypatch: pytest.MonkeyPatch) -> None:
     from txl_kernels.backends.failures import is_transient
 
     gpu, error = torch.device("cuda", 0), RuntimeError("Triton Error [CUDA]: some new name")
@@ -327,7 +326,7 @@ def test_both_variants_of_forward_are_compared(monkeypatch: pytest.MonkeyPatch) 
 @needs_native
 @pytest.mark.usefixtures("only_triton")
 @pytest.mark.parametrize(("gradients", "dynamic"), [(False, True), (True, False)])
-def test_a_compiled_models_first_call(gradients: bool, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_call_of_a_compiled_model(gradients: bool, dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wrong kernels are found while torch.compile traces, and the reference is compiled instead."""
     torch.compiler.reset()
     wrong = lambda *a, **k: tuple(x + 1 if x is not None else x for x in cpu.forward(*a, **k))  # noqa: E731
@@ -347,8 +346,8 @@ def test_a_compiled_models_first_call(gradients: bool, dynamic: bool, monkeypatc
 
 @needs_native
 @pytest.mark.usefixtures("only_triton")
-def test_memory_that_is_full_while_a_model_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is the user's own error, and not remembered."""
+def test_full_memory_while_a_model_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is the user's, and not remembered."""
     torch.compiler.reset()
     inputs = as_call(make_inputs(Case(""), torch.float32))
     compiled = torch.compile(lambda: rel_attention(**inputs), backend="eager", fullgraph=True)
@@ -363,8 +362,8 @@ def test_memory_that_is_full_while_a_model_is_compiled(monkeypatch: pytest.Monke
 
 @needs_native
 @pytest.mark.usefixtures("only_triton")
-def test_an_exported_graphs_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph that was made elsewhere names its backend, so it is told."""
+def test_first_call_of_an_exported_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that was made elsewhere names its backend, so the call raises."""
     fields = as_fields(make_inputs(Case(""), torch.float32))
     monkeypatch.setattr(triton, "backward", wrong_r)
     out, lse = torch.ops.txl_kernels.rel_attention(*fields, "triton")
@@ -376,7 +375,7 @@ def test_an_exported_graphs_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_native
 @pytest.mark.usefixtures("only_triton")
-def test_the_callers_modes_have_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modes_of_the_caller_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Autocast, inference mode, transforms and a default device are the caller's."""
     inputs = as_call(make_inputs(Case(""), torch.float32))
     ran: list[Any] = []

@@ -52,8 +52,8 @@ def test_each_subset_is_the_same_as_of_all(case: Case, kernel_backend: str) -> N
 
 
 def test_operator_takes_an_output_mask(kernel_backend: str) -> None:
-    """As torch's own backward operators do: an unneeded gradient is empty, also in the fake
-    operator."""
+    """An unneeded gradient is empty, also in the fake operator, as in torch's backward
+    operators."""
     arguments = (*as_fields(inputs_with(Case(M=7), ())), kernel_backend)
     out, lse = torch.ops.txl_kernels.rel_attention(*arguments)
     backward = torch.ops.txl_kernels.rel_attention_backward

@@ -47,7 +47,7 @@ void finish(float (&d)[N], int depth, bool add, uint32_t left, size_t left_bytes
         product.bytes[f].assign(at, at + product.sizes[f]);
       }
   if (!add)
-    for (float& x : d) x = NAN;  // nobody reads it before
+    for (float& x : d) x = NAN;  // not read before it is written
   product.values.push_back(add);
   simt::units().products[thread()].push_back(std::move(product));
   if (thread() % GROUP == 0) ++products;

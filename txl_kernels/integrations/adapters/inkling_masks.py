@@ -39,8 +39,8 @@ class CausalMask(NamedTuple):
 
 
 def keys_of(cache: Any, layer: int, length: int) -> CachedKeys | None:
-    """Return the keys that a layer's cache will return for `length` more; None if that is known to
-    the device only, in a compiled call, or to nobody (a fake tensor)."""
+    """Return the keys that a layer's cache will return for `length` more; None if only the
+    device knows it, in a compiled call, or no tensor holds it (a fake tensor)."""
     if cache is None:
         return CachedKeys(0, length, 0)
     total, first = cache.get_mask_sizes(length, layer)

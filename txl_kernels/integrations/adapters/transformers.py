@@ -305,9 +305,9 @@ def _intervals(mask: Tensor) -> list[Bounds] | None:
     if rest is None or before is None:
         return None
     at = torch.arange(keys - length, keys, dtype=torch.int32, device=mask.device)
-    nobody = torch.zeros_like(at)
-    itself = torch.where(alone, at, nobody), torch.where(alone, at + 1, nobody)
-    start, end = (nobody[:1] if x is None else x + (keys - length) for x in rest)
+    zeros = torch.zeros_like(at)
+    itself = torch.where(alone, at, zeros), torch.where(alone, at + 1, zeros)
+    start, end = (zeros[:1] if x is None else x + (keys - length) for x in rest)
     found: list[Bounds] = [(start, end), itself]
     return found if keys == length else [before, *found]
 

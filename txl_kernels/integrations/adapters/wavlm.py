@@ -71,7 +71,7 @@ class WavLM(Gated):
 
 
 class BEATs(Gated):
-    """As WavLM's, but that the gates are of the projected queries, and projections are called."""
+    """BEATs' attention: WavLM's, with gates of the projected queries; projections are called."""
 
     blocks, inner = "layers", "self_attn"
     skips = ("dropout_module",)

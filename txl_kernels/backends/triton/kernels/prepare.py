@@ -32,7 +32,7 @@ from txl_kernels.backends.triton.kernels.visible import (
 )
 
 LARGE = tl.constexpr(64 * 1.4426950408889634)  # above it, the rounding error of lse2 exceeds that of a weight
-MOST_OF_SINK = tl.constexpr(80.0)  # log2; of a sink beyond it, weights beside it are 2**-80 of those without it
+MAX_SINK_LOG2 = tl.constexpr(80.0)  # log2; of a sink beyond it, weights beside it are 2**-80 of those without it
 
 
 @triton.jit
@@ -170,7 +170,7 @@ def prepare_kernel(
         dsinks = DSINK + place.b * ds_batch + place.h * ds_head + i.to(tl.int64) * ds_query
         tl.store(dsinks, tl.where(active, dsink, 0.0), mask=i < L)
         both = tl.maximum(exponent, 0.0) + tl.math.log2(1.0 + tl.math.exp2(-tl.abs(exponent)))
-        both = tl.minimum(both, MOST_OF_SINK)
+        both = tl.minimum(both, MAX_SINK_LOG2)
         lse2 += both
         delta = product
         if DLSE is not None:
