@@ -74,7 +74,7 @@ def check_ranges(config: Any, **ranges: tuple[float, float]) -> None:
 def check_type(field: "dataclasses.Field[Any]", value: Any) -> None:
     """Raise TxlError if a value is not of a field's type; a list is accepted for a tuple."""
     if not _is_of(field.type, value):
-        raise TxlError(f"{field.name} must be {_told(field.type)}, got {value!r:.80}")
+        raise TxlError(f"{field.name} must be {_accepted(field.type)}, got {value!r:.80}")
 
 
 def _is_of(kind: Any, value: Any) -> bool:
@@ -94,9 +94,9 @@ def _is_of(kind: Any, value: Any) -> bool:
     return type(value) is kind
 
 
-def _told(kind: Any) -> str:
+def _accepted(kind: Any) -> str:
     if get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(_told(each) for each in get_args(kind) if each is not types.NoneType)
+        return " or ".join(_accepted(each) for each in get_args(kind) if each is not types.NoneType)
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"
     return _NAMES.get(get_origin(kind) or kind, str(kind))

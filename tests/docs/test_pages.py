@@ -1,5 +1,5 @@
-"""The Python of README.md and of the documentation's pages runs as printed, the blocks of a page one
-after the other; commands exist, and figures that stand twice agree."""
+"""The Python of README.md and of the documentation's pages runs as printed, the blocks of a page
+one after the other; commands exist, and figures that stand twice agree."""
 
 import re
 from pathlib import Path
