@@ -64,6 +64,8 @@ def test_kernels_and_table_differ(
         capsys.readouterr().out
     )
     assert machine_code.compare("Triton 3.9", {new: kernel}, {new}, update=True, show=False) == 0
+    assert machine_code.compare("Triton 4.0", {new: kernel}, {new}, update=False, show=False) == 1
+    assert machine_code.compare("nvcc 14.0", {new: kernel}, {new}, update=False, show=False) == 0
     assert json.loads((tmp_path / "table.json").read_text()) == {"Triton 3.9": {new: kernel}}
 
 
