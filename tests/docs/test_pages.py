@@ -1,4 +1,4 @@
-"""The Python of README.md and of the documentation's pages runs as printed, the blocks of a page one
+"""The Python of README.md and the documentation's pages runs as printed, the blocks of a page one
 after the other; commands exist, and figures that stand twice agree."""
 
 import re
