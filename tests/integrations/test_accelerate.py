@@ -1,4 +1,4 @@
-"""What `accelerate` selects, refuses, and leaves as it was."""
+"""Selection and refusal of modules by `accelerate`, and everything that it does not change."""
 
 import copy
 import inspect

@@ -1,6 +1,6 @@
-"""What other libraries and torch put around the linear layers and embeddings of a module (adapters,
-hooks, parametrizations, quantization, offload, sharding) acts on accelerated layers as on the
-originals, and on our own layers' segment as on their memory."""
+"""Wrappers of linear layers and embeddings (adapters, hooks, parametrizations, quantization,
+offload, sharding) act on accelerated layers as on the originals, and on our own layers' memory as
+on their segment."""
 
 import re
 from collections.abc import Callable
@@ -220,7 +220,7 @@ def test_memory_of_our_own_layer(wrapper: str, tmp_path: Path) -> None:
 
 
 def test_sharding_of_our_own_layer() -> None:
-    """Of its projections and of the layer itself, whose parameters FSDP2 gathers for a call."""
+    """FSDP2 gathers the parameters of the projections, and of the layer itself, for a call."""
     from torch.distributed.fsdp import fully_shard
 
     it, x = our_own_layer()

@@ -1,5 +1,5 @@
-"""Writes this folder: TransfoXL models as transformers 4.37.2 saved them, and what it computed;
-once, with sacremoses 0.1.1 for its tokenizer:
+"""Writes this folder: TransfoXL models saved by transformers 4.37.2, and their outputs. Needs
+sacremoses 0.1.1 for its tokenizer:
 
     python tests/integrations/transfo_xl/write.py
 
@@ -28,7 +28,7 @@ WORDS = ["<eos>", "<unk>", *(f"word{n}" for n in range(V - 2))]
 
 
 def outputs(model: Any) -> dict[str, torch.Tensor]:
-    """Of three segments, of losses, and of greedy generation."""
+    """Return the outputs of three segments, losses, and greedily generated tokens."""
     torch.manual_seed(1)
     found: dict[str, torch.Tensor] = {}
     mems = None
