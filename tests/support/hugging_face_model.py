@@ -13,7 +13,8 @@ SIZES = {"vocab_size": 50, "n_layer": 3, "d_model": 24, "n_head": 3, "d_head": 8
 
 
 def transfo_xl(**options: Any) -> torch.nn.Module:
-    """In evaluation; without bins unless `options`, of its configuration, say otherwise."""
+    """Return a model in evaluation mode, without bins unless `options` of its configuration add
+    them."""
     import transformers
 
     torch.manual_seed(0)
