@@ -50,8 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.benchmark_columns = config.option.benchmark_columns or ["median", "rounds"]
     where: Path | None = None
     record = config.getoption("--record")
-    wanted = record or not (machine.brief or base or config.getoption("--collect-only"))
-    if wanted and record != "none":
+    wanted = record or not (machine.brief or config.getoption("--collect-only"))
+    if wanted and record != "none" and base is None:
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d-%H%M%S")
         default = Path(__file__).parent / "results" / f"{now}-{machine.slug()}.json"
         where = Path(record or default).absolute()

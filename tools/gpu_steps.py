@@ -92,8 +92,8 @@ def steps(out: Path, rehearse: bool) -> list[Step]:
         benchmark("decode", 1, 60, f"{GROUPS}/test_attention.py", "-k", "decode"),
         Step("ncu", 1, 40, [*ncu, *launches]),
         Step("sanitizer", 1, 60, [*sanitizer, "tests/txl_kernels/cuda/test_hopper.py", "-k", "intervals or dropout"]),
-        Step("models", 2, 60, [*tests, *(TINY_TESTS if rehearse else MODELS)]),
-        benchmark("models' times", 2, 150, f"{GROUPS}/test_evaluation.py", f"{GROUPS}/test_training.py"),
+        Step("model tests", 2, 60, [*tests, *(TINY_TESTS if rehearse else MODELS)]),
+        benchmark("evaluation", 2, 150, f"{GROUPS}/test_evaluation.py", f"{GROUPS}/test_training.py"),
         benchmark("inkling", 2, 70, f"{GROUPS}/test_inkling.py"),
         benchmark("layers", 2, 60, f"{GROUPS}/test_integrations.py"),
     ]

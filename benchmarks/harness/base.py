@@ -143,7 +143,8 @@ class Worker:
             print(json.dumps([what, *request]), file=self.process.stdin, flush=True)
         value, error = json.loads(self.process.stdout.readline() or '[0, "the process ended"]')
         if error:
-            raise self.failure(f"{self.site}: {error}")
+            failure = Unavailable if error.startswith(Unavailable.__name__) else self.failure
+            raise failure(f"{self.site}: {error}")
         return float(value)
 
 
