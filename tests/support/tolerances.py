@@ -29,12 +29,12 @@ def require_close(
     )  # fmt: skip
 
 
-def require_small_error(got: Tensor, want: Tensor, name: str, dtype: torch.dtype) -> None:
+def require_small_error(got: Tensor, want: Tensor, name: str, dtype: torch.dtype, of_biases: int = 10) -> None:
     """Check that the norm of the error is within OF_NORMS, and infinities and NaN in the same
     places."""
     finite = want.isfinite()
     assert torch.equal(got.isfinite(), finite), name
     error = (got.detach().double() - want.detach()).where(finite, 0.0).norm()
     size = want.detach().where(finite, 0.0).norm()
-    more = 10 if name.endswith("bias") else 1  # sums over all queries and keys, which cancel
-    assert error <= more * OF_NORMS[dtype] * (size + 0.1), f"{name}: error {error:.3e} of {size:.3e}"
+    factor = of_biases if name.endswith("bias") else 1  # sums over all queries and keys, which cancel
+    assert error <= factor * OF_NORMS[dtype] * (size + 0.1), f"{name}: error {error:.3e} of {size:.3e}"

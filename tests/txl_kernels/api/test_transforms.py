@@ -22,14 +22,9 @@ def plain(**sizes: int) -> dict[str, Any]:
     return detached(make_inputs(Case(**sizes), torch.float32))
 
 
-def dual(f: Function, x: Tensor) -> Any:
-    with forward_ad.dual_level():
+def dual(f: Function, x: Tensor, gradients: bool = True) -> Any:
+    with torch.set_grad_enabled(gradients), forward_ad.dual_level():
         return forward_ad.unpack_dual(f(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
-
-
-def dual_without_gradients(f: Function, x: Tensor) -> Any:
-    with torch.no_grad():
-        return dual(f, x)
 
 
 def compiled(f: Function, x: Tensor) -> Tensor:
@@ -41,7 +36,7 @@ def compiled(f: Function, x: Tensor) -> Tensor:
 FORWARD_MODES: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "linearize": lambda f, x: torch.func.linearize(f, x)[1](torch.ones_like(x)),
     "dual": dual,
-    "dual, no_grad": dual_without_gradients,
+    "dual, no_grad": lambda f, x: dual(f, x, gradients=False),
     "compiled": compiled,
 }
 
@@ -65,7 +60,7 @@ def test_forward_mode_is_refused(mode: str, direct: bool) -> None:
 def test_forward_mode_is_refused_for_every_input(name: str) -> None:
     inputs = plain()
     with pytest.raises((NotImplementedError, RuntimeError), match=REFUSED):
-        dual_without_gradients(lambda x: rel_attention(**as_call(inputs | {name: x})), inputs[name])
+        dual(lambda x: rel_attention(**as_call(inputs | {name: x})), inputs[name], gradients=False)
 
 
 def test_tangent_of_the_cotangent_is_refused() -> None:

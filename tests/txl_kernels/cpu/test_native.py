@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from cases import TILES, Case, as_call, as_fields, make_inputs
-from oracle import gradients, matches_the_reference
+from cases import TILES, Case, as_call, as_fields, in_float64, make_inputs
+from oracle import attend, gradients, matches_the_reference
 from processes import run_python
 
 from txl_kernels import prepare, rel_attention
@@ -105,10 +105,6 @@ def test_same_bits_at_any_thread_count(case: Case) -> None:
             assert torch.equal(got, expected)
 
 
-def test_runs_on_the_openmp_pool_of_torch() -> None:
-    assert cpu.module().threading() == "torch-openmp"
-
-
 @pytest.fixture
 def own_threads() -> Iterator[None]:
     cpu.module().set_openmp(0)
@@ -122,8 +118,8 @@ def test_own_threads_give_the_same_bits() -> None:
     assert cpu.native.module.threading() == "threads"
     torch.set_num_threads(3)
     got = run()
-    cpu.module.cache_clear()
-    cpu.module()
+    cpu.prepare.cache_clear()
+    assert cpu.prepare().threading() == "torch-openmp"
     for a, b in zip(got, run(), strict=True):
         assert torch.equal(a, b)
 
@@ -213,18 +209,23 @@ assert got == txl_kernels.rel_attention(q, q, q, r, u, u, backend="native").nump
     run_python(code, OMP_NUM_THREADS="2")
 
 
+def compare_with_float64(x: dict[str, Any], atol: float, lse_rtol: float = 2e-6) -> None:
+    results = [attend(x, backend="native"), attend(in_float64(x), backend="reference")]
+    for (got, want), tolerance in zip(zip(*results, strict=True), ((0, atol), (lse_rtol, 1e-5)), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=tolerance[0], atol=tolerance[1])
+
+
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("length", [1, 7])
-def test_scores_that_overflow_to_minus_infinity(isa: str, length: int) -> None:
+def test_scores_that_overflow_to_minus_infinity(length: int) -> None:
     """Whole tiles and parts of them, before keys whose scores are finite."""
-    q = torch.full((1, 1, length, 8), 1e10)
-    k_mem, v_mem = torch.zeros(1, 1, 2000, 8), torch.randn(1, 1, 2000, 8)
-    k_mem[:, :, :1400] = -1e30
-    k, v, r, bias = torch.zeros_like(q), torch.zeros_like(q), torch.zeros(1, 2000 + length, 8), torch.zeros(1, 8)
-    call = (q, k, v, r, bias, bias, (k_mem, v_mem))
-    got, got_lse = rel_attention(*call, return_lse=True, backend="native")
-    want, want_lse = rel_attention(*call, return_lse=True, backend="reference")
-    torch.testing.assert_close(got, want, rtol=0, atol=1e-6, msg=isa)
-    torch.testing.assert_close(got_lse, want_lse)
+    x = make_inputs(Case(B=1, H=1, L=length, M=2000), torch.float32)
+    with torch.no_grad():
+        x["q"].fill_(1e10)
+        for name in ("k", "k_mem", "r", "content_bias", "position_bias"):
+            x[name].zero_()
+        x["k_mem"][:, :, :1400] = -1e30
+    compare_with_float64(x, 1e-6)
 
 
 def test_exp(isa: str) -> None:
@@ -242,37 +243,31 @@ def test_exp(isa: str) -> None:
     assert y[4] == 1
 
 
+@pytest.mark.usefixtures("isa")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("height", [13.0, 15.0, 60.0, 300.0])
-def test_scores_far_above_the_first_ones(isa: str, height: float, dtype: torch.dtype) -> None:
+def test_scores_far_above_the_first_ones(height: float, dtype: torch.dtype) -> None:
     """In other tiles, rows and lanes: weights are rescaled where a score is more than 14 higher."""
-    torch.manual_seed(0)
-    length, memory_len, width = 40, 600, 16
-    q = torch.randn(1, 2, length, width)
-    q[..., 0] = 1
-    k_mem, v_mem = torch.randn(2, 1, 2, memory_len, width)
-    k, v = torch.randn(2, 1, 2, length, width)
-    k_mem[..., 0] = k[..., 0] = 0
-    for n, key in enumerate((5, 33, 191, 192, 400, 599)):
-        k_mem[0, n % 2, key, 0] = height * 4 * (1 + n / 8)  # its score for every query: more from key to key
-    r, bias = torch.randn(2, memory_len + length, width), torch.zeros(2, width)
-    call = [x.to(dtype) for x in (q, k, v, r, bias, bias)]
-    memory = (k_mem.to(dtype), v_mem.to(dtype))
-    got, got_lse = rel_attention(*call, memory, return_lse=True, backend="native")
-    exact = [x.double() for x in call]
-    want, want_lse = rel_attention(*exact, tuple(x.double() for x in memory), return_lse=True, backend="reference")
-    tolerance = 2e-5 if dtype == torch.float32 else 0.05
-    torch.testing.assert_close(got.double(), want, rtol=0, atol=tolerance, msg=isa)
-    torch.testing.assert_close(got_lse.double(), want_lse, rtol=2e-6 if dtype == torch.float32 else 0.02, atol=1e-5)
+    x = make_inputs(Case(B=1, L=40, M=600, D=16), dtype)
+    with torch.no_grad():
+        x["q"][..., 0] = 1
+        x["k_mem"][..., 0] = x["k"][..., 0] = 0
+        x["content_bias"].zero_()
+        x["position_bias"].zero_()
+        for n, key in enumerate((5, 33, 191, 192, 400, 599)):
+            x["k_mem"][0, n % 2, key, 0] = height * 4 * (1 + n / 8)  # its score for every query, rising from key to key
+    if dtype == torch.float32:
+        compare_with_float64(x, 2e-5)
+    else:
+        compare_with_float64(x, 0.05, 0.02)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:Sparse CSR tensor support")
 def test_tensors_without_strides_have_no_metadata() -> None:
-    assert cpu.native.module.tensor_metadata(torch.eye(3).to_sparse()) is None
-    assert cpu.native.module.tensor_metadata(torch.eye(3).to_sparse_csr()) is None
-    if torch.backends.mkldnn.is_available():
-        assert cpu.native.module.tensor_metadata(torch.eye(3).to_mkldnn()) is None
-    assert cpu.native.module.tensor_metadata(torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])) is None
+    eye = torch.eye(3)
+    tensors = [eye.to_sparse(), eye.to_sparse_csr(), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])]
+    tensors += [eye.to_mkldnn()] if torch.backends.mkldnn.is_available() else []
+    assert [cpu.native.module.tensor_metadata(x) for x in tensors] == [None] * len(tensors)
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -283,9 +278,8 @@ def test_torch_without_the_c_functions(backward: bool) -> None:
 
     def run() -> list[torch.Tensor]:
         with torch.set_grad_enabled(backward):
-            out = rel_attention(**as_call(inputs), backend="native")
-        given = [inputs[name] for name in ("q", "k", "r", "content_bias", "v_mem")]
-        return [out, *(torch.autograd.grad(out.sum(), given) if backward else ())]
+            out, lse = attend(inputs, backend="native")
+        return [out, *(gradients(out, lse, inputs).values() if backward else ())]
 
     want = run()
     try:

@@ -7,12 +7,12 @@ import pytest
 import torch
 from cases import TENSORS, Case, as_call, in_float64, make_inputs
 from gpu_helpers import memory_beyond_31_bits
-from oracle import gradients
+from oracle import gradients, matches_the_reference
 
 from txl_kernels import rel_attention
 
 pytestmark = pytest.mark.gpu
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def run(case: Case, dtype: torch.dtype, backend: str) -> dict[str, torch.Tensor]:
@@ -23,15 +23,8 @@ def run(case: Case, dtype: torch.dtype, backend: str) -> dict[str, torch.Tensor]
     return {"out": out.detach(), "lse": lse.detach()} | gradients(out, lse, inputs)
 
 
-def assert_equals_reference(case: Case, dtype: torch.dtype) -> None:
-    got, want = run(case, dtype, "triton"), run(case, dtype, "reference")
-    for name, x in got.items():
-        y = want[name].where(want[name].isfinite(), 0.0)
-        assert torch.equal(x.isfinite(), want[name].isfinite()), name
-        error = (x.double().where(want[name].isfinite(), 0.0) - y).norm()
-        assert error <= 10 * TOLERANCE[dtype] * y.norm() + TOLERANCE[dtype], (
-            f"{name}: error {error:.3e} of {y.norm():.3e}"
-        )
+def equals_reference(case: Case, dtype: torch.dtype) -> None:
+    matches_the_reference(case, dtype, "triton", of_biases=1)
 
 
 def blocks_that_fill() -> int:
@@ -39,13 +32,13 @@ def blocks_that_fill() -> int:
     return 2 * (torch.cuda.get_device_properties("cuda").multi_processor_count // 2 + 1)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [16, 32, 38, 41, 64, 80, 96, 128, 192, 256])
 def test_head_widths(width: int, dtype: torch.dtype) -> None:
-    assert_equals_reference(Case(B=2, H=2, L=150, M=333, D=width), dtype)
-    assert_equals_reference(Case(B=1, H=2, L=3, M=700, D=width, intervals="filled"), dtype)
+    equals_reference(Case(B=2, H=2, L=150, M=333, D=width), dtype)
+    equals_reference(Case(B=1, H=2, L=3, M=700, D=width, intervals="filled"), dtype)
     for length in (3, 70):  # rows that fill the device, so that keys are not split, as in training
-        assert_equals_reference(Case(B=blocks_that_fill() // 2, H=2, L=length, M=90, D=width), dtype)
+        equals_reference(Case(B=blocks_that_fill() // 2, H=2, L=length, M=90, D=width), dtype)
 
 
 @pytest.mark.parametrize("options", [
@@ -56,28 +49,28 @@ def test_head_widths(width: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("sizes", [(512, 512), (300, 1001), (129, 63)], ids=str)
 def test_options_at_real_sizes(sizes: tuple[int, int], options: dict[str, Any]) -> None:
     length, memory = sizes
-    assert_equals_reference(Case(B=2, H=3, L=length, M=memory, D=64, **options), torch.bfloat16)
+    equals_reference(Case(B=2, H=3, L=length, M=memory, D=64, **options), torch.bfloat16)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [64, 128])
 def test_inklings_terms(width: int, dtype: torch.dtype) -> None:
     terms = {"H": 4, "Hkv": 2, "Dp": 16, "r": "1 T Dp", "zero_row": 0, "outside": "zero", "sink": "B H L"}
     for length, memory, rows in ((300, 333, 130), (3, 700, 130), (300, 0, 8)):
         case = Case(B=2, L=length, M=memory, D=width, T=rows, position_scale=1.0, scale=1 / width, **terms)
-        assert_equals_reference(case, dtype)
+        equals_reference(case, dtype)
 
 
 def test_repeated_calls_with_other_tensors() -> None:
     """The first is launched by Triton's front end, later ones by the compiled kernel itself."""
     for seed in range(4):
         for options in ({}, {"intervals": "episodes"}, {"dropout_p": 0.1}):
-            assert_equals_reference(Case(B=2, H=2, L=130, M=70, D=64, seed=seed, **options), torch.bfloat16)
+            equals_reference(Case(B=2, H=2, L=130, M=70, D=64, seed=seed, **options), torch.bfloat16)
 
 
 def test_65536_keys() -> None:
-    assert_equals_reference(Case(B=1, H=2, L=128, M=65536 - 128, D=64), torch.bfloat16)
-    assert_equals_reference(Case(B=1, H=2, L=1, M=65535, D=64), torch.bfloat16)
+    equals_reference(Case(B=1, H=2, L=128, M=65536 - 128, D=64), torch.bfloat16)
+    equals_reference(Case(B=1, H=2, L=1, M=65535, D=64), torch.bfloat16)
 
 
 def test_more_than_2_to_the_31_elements() -> None:
@@ -169,13 +162,13 @@ def test_tf32_follows_torch() -> None:
     case = Case(B=1, H=2, L=128, M=200, D=64)
     want = run(case, torch.float32, "reference")["out"]
     errors = {}
-    for setting in ("highest", "high"):
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision(setting)
-        try:
+    before = torch.get_float32_matmul_precision()
+    try:
+        for setting in ("highest", "high"):
+            torch.set_float32_matmul_precision(setting)
             errors[setting] = float((run(case, torch.float32, "triton")["out"] - want).norm() / want.norm())
-        finally:
-            torch.set_float32_matmul_precision(before)
+    finally:
+        torch.set_float32_matmul_precision(before)
     assert errors["highest"] < 1e-5 < errors["high"] < 1e-2
 
 

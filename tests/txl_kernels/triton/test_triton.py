@@ -1,30 +1,29 @@
 """The Triton backend: tiles, parts of keys, descriptors, both reductions of dr, bounds."""
 
-import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from cases import BIAS_ALONE, Case, as_call, as_fields, detached, leaves, make_inputs
-from oracle import gradients, ignores_what_no_query_sees
-from tolerances import require_close
+from oracle import gradients, ignores_what_no_query_sees, matches_the_reference
 
 from txl_kernels import available_backends, bounds_from_cu_seqlens, rel_attention
 from txl_kernels.backends import triton
 from txl_kernels.backends.triton import config
 
+NEEDS_TRITON = pytest.mark.skipif(triton.why_not_loaded() is not None, reason="Triton is not installed")
 ON_TRITON = pytest.mark.triton
 if not triton.interpreted():
     ON_TRITON = pytest.mark.gpu
 CASES = {
     "causal": Case(B=1, L=70, M=45, D=16),
-    "bidirectional": Case(B=1, L=50, M=21, D=16, causal=False),
-    "window": Case(B=1, L=40, M=70, D=16, window=33),
+    "bidirectional": Case(B=1, H=1, L=50, M=21, D=16, causal=False),
+    "window": Case(B=1, H=1, L=40, M=70, D=16, window=33),
     "bounds": Case(L=40, M=41, H=1, D=16, intervals="episodes"),
-    "dropout": Case(B=1, L=37, M=30, D=16, dropout_p=0.4),
+    "dropout": Case(B=1, H=1, L=37, M=30, D=16, dropout_p=0.4),
     "decode": Case(B=1, H=1, L=3, M=150, D=16),
 }
 
@@ -42,65 +41,70 @@ def without_cached_plans() -> Iterator[None]:
     plan.clear_layouts()
 
 
-@contextlib.contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
+def equals_reference(case: Case) -> None:
+    matches_the_reference(case, torch.float32, "triton", minimum=1.0)
 
 
-def run(case: Case, backend: str = "triton", dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    inputs = make_inputs(case, dtype)
-    out, lse = rel_attention(**as_call(inputs), return_lse=True, backend=backend)
-    return {"out": out.detach(), "lse": lse.detach()} | gradients(out, lse, inputs)
-
-
-def assert_equals_reference(case: Case) -> None:
-    want = run(case, "reference", torch.float64)
-    for name, got in run(case).items():
-        require_close(got, want[name], name)
-
-
-@ON_TRITON
-@pytest.mark.parametrize("tile", [(16, 64), (64, 64)], ids=str)
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_tile_sizes(case: Case, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def use_tiles(monkeypatch: pytest.MonkeyPatch, forward: tuple[int, int], backward: tuple[int, int]) -> None:
     def choose(kernel: str, *rest: Any) -> config.Config:
-        forward = kernel in ("forward", "decode")
-        return config.Config(tile[0] if forward else tile[1] // 2, tile[1] if forward else tile[1] // 2, 4, 1)
+        return config.Config(*(forward if kernel in ("forward", "decode") else backward), 4, 1)
 
     monkeypatch.setattr(config, "choose", choose)
-    assert_equals_reference(case)
+
+
+def use_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Load through tensor descriptors: the default on sm_90, here also in the interpreter."""
+    if triton.interpreted():
+        monkeypatch.setattr(config, "has_descriptors", lambda capability: True)
+
+
+def use_separate_accumulators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sum the two parts of dq apart: the default on Blackwell."""
+    from txl_kernels.backends.triton.plan import Plan
+
+    monkeypatch.setattr(Plan, "apart", True)
+
+
+VARIANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "narrow tiles": lambda monkeypatch: use_tiles(monkeypatch, (16, 64), (32, 32)),
+    "wide tiles": lambda monkeypatch: use_tiles(monkeypatch, (64, 64), (32, 32)),
+    "descriptors": use_descriptors,
+    "separate accumulators": use_separate_accumulators,
+}
 
 
 @ON_TRITON
-@pytest.mark.parametrize("name", [*CASES, "one table for all heads"])
-def test_descriptors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loads through tensor descriptors: the default on sm_90, here also in the interpreter."""
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("name", CASES)
+def test_variants(name: str, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if variant == "separate accumulators" and name not in ("causal", "bidirectional", "bounds"):
+        pytest.skip("one accumulator or two: the masks differ in these cases alone")
+    VARIANTS[variant](monkeypatch)
+    equals_reference(CASES[name])
+
+
+@ON_TRITON
+@pytest.mark.parametrize("shared", [False, True], ids=["table of each head", "one table for all heads"])
+def test_shapes_of_descriptors(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from txl_kernels.backends.triton import launch
 
-    if triton.interpreted():
-        monkeypatch.setattr(config, "has_descriptors", lambda capability: True)
-    one_table = Case(B=1, H=2, L=40, M=21, D=16, Dp=8, r="1 T Dp", position_scale=0.5)
-    shapes = []
-    real = launch.TensorDescriptor
+    use_descriptors(monkeypatch)
+    shapes, real = [], launch.TensorDescriptor
     monkeypatch.setattr(launch, "TensorDescriptor", lambda *args: shapes.append(tuple(args[1])) or real(*args))
-    assert_equals_reference(CASES.get(name, one_table))
-    made = shapes if name in CASES else (1, 61, 8) in shapes
-    assert made or not config.has_descriptors(torch.cuda.get_device_capability())
+    equals_reference(Case(B=1, H=2, L=40, M=21, D=16, Dp=8, r="1 T Dp" if shared else "H T Dp", position_scale=0.5))
+    heads = 1 if shared else 2
+    assert (heads, 61, 8) in shapes or not config.has_descriptors(torch.cuda.get_device_capability())
 
 
 TERMS = [
-    Case("values", Dv=40, L=40, M=41, H=1, D=16, intervals="episodes"),
-    Case("bias alone", **BIAS_ALONE, window=(20, 9), causal=False, H=1, L=50, M=30, D=16),
+    Case("values", Dv=40, L=40, M=41, B=1, H=1, D=16, intervals="episodes"),
+    Case("bias alone", **BIAS_ALONE, window=(20, 9), causal=False, B=1, H=1, L=50, M=30, D=16),
     Case("bias beside r", r_bias="H T", dropout_p=0.3, extra_rows=5, scale=-0.4, H=1, L=37, M=30, D=16),
     Case("softcap", softcap=1.5, causal=False, B=1, H=1, L=40, M=30, D=16, intervals="random"),
-    Case("decode", **BIAS_ALONE, softcap=2.0, Dv=7, H=1, L=3, M=90, D=16),
+    Case("decode", **BIAS_ALONE, softcap=2.0, Dv=7, B=1, H=1, L=3, M=90, D=16),
     Case("position queries", Dp=8, r_bias="H T", position_scale=0.7, causal=False, scale=-0.3, B=1, H=1, L=37, M=30, D=16),
-    Case("position scale of a bias alone", **BIAS_ALONE, position_scale=-0.7, scale=0.0, dropout_p=0.2, H=1, L=37, M=30,
-         D=16),
+    Case("position scale of a bias alone", **BIAS_ALONE, position_scale=-0.7, scale=0.0, dropout_p=0.2, B=1, H=1, L=37,
+         M=30, D=16),
     Case("distances outside", T=20, zero_row=5, outside="zero", causal=False, H=1, L=37, M=30, D=16, intervals="random"),
     Case("grouped heads", B=1, H=4, Hkv=2, r_bias="H T", dropout_p=0.3, L=40, M=30, D=16),
     Case("Inkling", Dp=8, H=4, Hkv=2, T=21, zero_row=0, outside="zero", sink="B H L", L=70, M=60, B=1, D=16,
@@ -114,9 +118,9 @@ TERMS = [
 def test_terms_without_atomics(case: Case, descriptors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(config.ATOMICS, "0")
     assert not config.dr_by_atomics()
-    if descriptors and triton.interpreted():
-        monkeypatch.setattr(config, "has_descriptors", lambda capability: True)
-    assert_equals_reference(case)
+    if descriptors:
+        use_descriptors(monkeypatch)
+    equals_reference(case)
 
 
 @ON_TRITON
@@ -127,8 +131,7 @@ def test_what_no_query_sees_may_hold_anything_that_descriptors_load(
 ) -> None:
     """NaN in keys and values between, before and after those seen, in rows of r, in queries."""
     monkeypatch.setenv(config.ATOMICS, atomics)
-    if triton.interpreted():
-        monkeypatch.setattr(config, "has_descriptors", lambda capability: True)
+    use_descriptors(monkeypatch)
     start = torch.arange(40, dtype=torch.int32)[None] // 4 * 6
     bounds = {"start": start, "end": start + 3}  # three keys of each six, nothing past the diagonal
     case = Case(B=1, H=1, L=40, M=30, D=16, dropout_p=dropout_p)
@@ -145,21 +148,14 @@ def test_any_number_of_parts(wanted: int, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(passes, "multiprocessors", lambda device: wanted)
     monkeypatch.setattr(passes, "parts_of_keys", lambda *args: parts.append(real(*args)) or parts[-1])
     for case in (CASES["decode"], CASES["bounds"], CASES["decode"].but(dropout_p=0.3)):
-        assert_equals_reference(case)
+        equals_reference(case)
     assert (max(parts) == 1) == (wanted == 1)
-
-
-@ON_TRITON
-def test_deterministic_algorithms_take_no_atomics() -> None:
-    assert config.dr_by_atomics()
-    with deterministic():
-        assert not config.dr_by_atomics()
-        assert_equals_reference(CASES["bounds"])
 
 
 @ON_TRITON
 @pytest.mark.parametrize("wanted", [1, 1000])
 @pytest.mark.parametrize("width", [16, 41])
+@pytest.mark.usefixtures("the_same_bits")
 def test_final_sums_of_backward(width: int, wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of more parts than one tile holds, in one program or several, with unused rows of dr
     around the used ones."""
@@ -167,8 +163,14 @@ def test_final_sums_of_backward(width: int, wanted: int, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(passes, "FINISH_CELLS", 2 * (16 if width == 16 else 64))
     monkeypatch.setattr(passes, "multiprocessors", lambda device: wanted)
-    with deterministic():
-        assert_equals_reference(Case(B=3, L=3, M=6, D=width, r_bias="H T", zero_row=5, extra_rows=9))
+    equals_reference(Case(B=3, L=3, M=6, D=width, r_bias="H T", zero_row=5, extra_rows=9))
+
+
+@ON_TRITON
+@pytest.mark.usefixtures("the_same_bits")
+def test_deterministic_algorithms_take_no_atomics() -> None:
+    assert not config.dr_by_atomics()
+    equals_reference(CASES["bounds"])
 
 
 @ON_TRITON
@@ -198,20 +200,10 @@ def test_bounds_out_of_range_give_nan_to_their_query_alone(change: dict[str, Any
     ("width", "layout"), [(36, "bhld"), (40, "bhld"), (41, "bhld"), (7, "bhld"), (7, "fused")], ids=str
 )
 def test_strides_that_are_no_multiples_of_16(width: int, layout: str) -> None:
-    assert_equals_reference(Case(B=1, H=3, L=20, M=15, D=width, layout=layout))
+    equals_reference(Case(B=1, L=20, M=15, D=width, layout=layout))
 
 
-@ON_TRITON
-@pytest.mark.parametrize("name", ["causal", "bidirectional", "bounds"])
-def test_separate_accumulators_for_the_two_parts_of_dq(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default on Blackwell."""
-    from txl_kernels.backends.triton.plan import Plan
-
-    monkeypatch.setattr(Plan, "apart", True)
-    assert_equals_reference(CASES[name])
-
-
-@pytest.mark.skipif(triton.why_not_loaded() is not None, reason="Triton is not installed")
+@NEEDS_TRITON
 @pytest.mark.parametrize("capability", [(10, 0), (10, 3)])
 def test_blackwell_is_refused_before_triton_3_8(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda")
@@ -227,7 +219,7 @@ def test_blackwell_is_refused_before_triton_3_8(capability: tuple[int, int], mon
         assert (triton.why_not_tensors(device, torch.bfloat16) is None) == (not why)
 
 
-@pytest.mark.skipif(triton.why_not_loaded() is not None, reason="Triton is not installed")
+@NEEDS_TRITON
 def test_unit_of_strides() -> None:
     from txl_kernels.backends.triton.launch import Form
     from txl_kernels.backends.triton.plan import stride_unit
@@ -242,7 +234,7 @@ def test_unit_of_strides() -> None:
     assert unit(123, 41, 41) == 1
 
 
-@pytest.mark.skipif(triton.why_not_loaded() is not None, reason="Triton is not installed")
+@NEEDS_TRITON
 def test_narrow_tiles_on_hopper_before_triton_3_8(monkeypatch: pytest.MonkeyPatch) -> None:
     from txl_kernels.backends.triton import plan
 
