@@ -118,8 +118,8 @@ def test_own_threads_give_the_same_bits() -> None:
     assert cpu.native.module.threading() == "threads"
     torch.set_num_threads(3)
     got = run()
-    cpu.prepare.cache_clear()
-    assert cpu.prepare().threading() == "torch-openmp"
+    cpu.module.cache_clear()
+    assert cpu.module().threading() == "torch-openmp"
     for a, b in zip(got, run(), strict=True):
         assert torch.equal(a, b)
 
