@@ -29,7 +29,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 
 import torch
 import triton
-from cases import Case, as_call, make_inputs
+from cases import BIAS_ALONE, NO_BIASES, Case, as_call, make_inputs
 from pretended_gpu import compiling
 
 from txl_kernels import rel_attention
@@ -75,8 +75,8 @@ def case(name: str, D: int, **options: Any) -> Case:
 
 
 INKLING: dict[str, Any] = {
-    "Hkv": 1, "Dp": 16, "r_axes": (1,), "rows": 41, "zero_row": 0, "outside": "zero", "sink": "queries", "biases": False,
-    "position_scale": 1.0,
+    "Hkv": 1, "Dp": 16, "r": "1 T Dp", "T": 41, "zero_row": 0, "outside": "zero", "sink": "B H L", "position_scale": 1.0,
+    **NO_BIASES,
 }  # fmt: skip
 VARIANTS = (
     Variant(case("bf16 D64", 64), ALL),
@@ -90,7 +90,7 @@ VARIANTS = (
     # Rows of 80 bytes, whose alignment Triton does not derive by itself.
     Variant(case("bf16 D40", 40), (120,)),
     Variant(case("bf16 D64 bounds dropout", 64, intervals="random", dropout_p=0.1)),
-    Variant(case("bf16 D64 r_bias softcap values 128", 64, tables="r_bias", softcap=5.0, Dv=128), (90,)),
+    Variant(case("bf16 D64 r_bias softcap values 128", 64, **BIAS_ALONE, softcap=5.0, Dv=128), (90,)),
     Variant(case("bf16 D128 Inkling", 128, **INKLING)),
 )
 
