@@ -143,12 +143,11 @@ def signature(call: Call, *others: Tensor | None) -> Any:
     """Return a hashable key: the signature of a call; None if a tensor is not ordinary.
 
     It holds, for each tensor but the seed, dtype, device, sizes and strides; every setting with its
-    type; whether gradients are needed; on a device other than the CPU, whether all inputs are
-    aligned to 16 bytes; whether gradients are enabled and algorithms must be deterministic. Of M it
-    holds only whether it is 0, whether
-    k_mem and v_mem have the same, and whether the table has a row for the distance of the first
-    visible key. Where gradients are needed, others are given, or M + L is above `_MAX_KEYS`, it
-    holds M itself: gradients of the memory have its shape, and limits of backends are that large.
+    type; whether all inputs are aligned to 16 bytes; whether gradients are needed and enabled, and
+    algorithms must be deterministic. Of M it holds only whether it is 0, whether k_mem and v_mem
+    have the same, and whether the table has a row for the distance of the first visible key. Where
+    gradients are needed, others are given, or M + L is above `_MAX_KEYS`, it holds M itself:
+    gradients of the memory have its shape, and limits of backends are that large.
 
     The C++ module computes the key in about 1 us, Python in about 10 us.
 
@@ -165,7 +164,7 @@ def signature(call: Call, *others: Tensor | None) -> Any:
         return None
     gradients = needs_gradients(call)
     memory = None if gradients or others else _memory_signature(call)
-    aligned = call.q.device.type == "cpu" or all(x is None or x.data_ptr() % 16 == 0 for x in inputs_of(call))
+    aligned = all(x is None or x.data_ptr() % 16 == 0 for x in inputs_of(call))
     key: list[Any] = [memory, gradients, aligned, state]
     for n, x in enumerate((*tensors, *others)):
         is_memory = n < len(INPUTS) and INPUTS[n] in ("k_mem", "v_mem")

@@ -129,9 +129,8 @@ py::object signature(const py::tuple& call, const py::tuple& types, const py::tu
     aligned = aligned && reinterpret_cast<uintptr_t>(tensors[i].data) % 16 == 0;
     if (state & GRAD_ENABLED) gradients = gradients || attribute(x, requires_grad).is(py::bool_(true));
   }
-  const bool on_cpu = !call[Q].is_none() && tensors[Q].device_type == 0;
   const bool any_length = !gradients && others.empty() && add_memory(key, call, tensors);
-  key.add(int64_t{any_length} | int64_t{gradients} << 1 | int64_t{aligned || on_cpu} << 2 | int64_t{state} << 3);
+  key.add(int64_t{any_length} | int64_t{gradients} << 1 | int64_t{aligned} << 2 | int64_t{state} << 3);
   for (size_t i = 0; i < FIELDS; ++i) {
     if (i == SEED) continue;  // another at every call
     const py::handle x = call[i];
