@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, Case, as_call, in_float64, make_inputs
-from oracle import oracle
-from tolerances import require_close
+from cases import CASES, Case, as_call, make_inputs
+from oracle import matches_the_reference
 
 from txl_kernels import prepare, rel_attention
 from txl_kernels.backends import cuda
@@ -72,26 +71,10 @@ def forward(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]
         return rel_attention(**as_call(make_inputs(case, dtype)), return_lse=True, backend="cuda")
 
 
-def definition(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    with torch.no_grad():
-        return oracle(in_float64(inputs))
-
-
-def matches_the_definition(case: Case) -> None:
-    """Compare float32 with the definition."""
-    pairs = zip(forward(case, torch.float32), definition(make_inputs(case)), strict=True)
-    for name, (got, want) in zip(("out", "lse"), pairs, strict=True):
-        require_close(got, want, name)
-
-
 def within_the_error_budget(case: Case, dtype: torch.dtype) -> None:
-    """Compare out without gradients, which up to 16 queries take from the decode kernel."""
-    require_error_budget(forward(case, dtype)[0], definition(make_inputs(case, dtype))[0], case, dtype)
-
-
-def require_error_budget(out: torch.Tensor, exact: torch.Tensor, case: Case, dtype: torch.dtype) -> None:
-    """At most twice the error of the same call computed by the reference in the same dtype, both
-    against float64."""
+    """Compare with the reference; the error of out is at most twice that of the same call computed
+    by the reference in the same dtype, both against float64."""
+    out, exact = matches_the_reference(case, dtype, "cuda")
     with torch.no_grad():
         plain = rel_attention(**as_call(make_inputs(case, dtype)), backend="reference")
         errors = [float((x.double() - exact).norm()) for x in (out, plain)]

@@ -1,9 +1,7 @@
 """The definition of the attention, pair by pair in float64: no shift, no matrix product of scores.
 And the comparisons with it."""
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -110,38 +108,37 @@ def gradients(
     return dict(zip(tensors, torch.autograd.grad(loss, list(tensors.values()), retain_graph=again), strict=True))
 
 
-@contextlib.contextmanager
-def skipping_refusals(backend: Any) -> Iterator[None]:
-    """Skip the test where a backend refuses a call by name, as it may a term of the formula."""
+def attend(inputs: dict[str, Any], **more: Any) -> tuple[Tensor, Tensor]:
+    """Return (out, lse) of `make_inputs`' arguments; skip the test if the backend refuses a term by
+    name."""
     try:
-        yield
+        return rel_attention(**as_call(inputs), return_lse=True, **more)
     except RuntimeError as error:
-        if f"{backend} does not take" not in str(error):
+        if f"{more.get('backend')} does not take" not in str(error):
             raise
         pytest.skip(str(error))
 
 
-def attend(inputs: dict[str, Any], **more: Any) -> tuple[Tensor, Tensor]:
-    """Return (out, lse) of `make_inputs`' arguments; skip the test if the backend refuses them."""
-    with skipping_refusals(more.get("backend")):
-        return rel_attention(**as_call(inputs), return_lse=True, **more)
-
-
 @functools.lru_cache(256)  # backends, instruction sets and units are compared with the same values
-def _by_definition(case: Case, device: torch.device) -> tuple[Tensor, Tensor, list[dict[str, Tensor]]]:
-    """out, lse, and the gradients without and with one of lse. device: the default one, where the
-    inputs are."""
+def _by_definition(case: Case, device: torch.device, grad: bool) -> tuple[Tensor, Tensor, list[dict[str, Tensor]]]:
+    """Return out, lse, and the gradients without and with one of lse.
+
+    device: the default one, where the inputs are. grad: whether gradients are enabled.
+    """
     exact = make_inputs(case)
     out, lse = oracle(exact)
-    found = [gradients(out, lse, exact, through_lse=way, again=True) for way in (False, True)]
+    found = [gradients(out, lse, exact, through_lse=way, again=True) for way in (False, True) if grad]
     return out.detach(), lse.detach(), found
 
 
-def matches_the_definition(case: Case, backend: str) -> None:
-    """Compare out, lse and every gradient, with and without one of lse."""
-    x = make_inputs(case, DTYPES[backend])
+def matches_the_definition(case: Case, backend: str, dtype: torch.dtype | None = None) -> None:
+    """Compare out, lse and, where they are enabled, gradients with and without one of lse.
+
+    dtype: None for the backend's in DTYPES.
+    """
+    x = make_inputs(case, dtype or DTYPES[backend])
     got = attend(x, backend=backend)
-    out, lse, wanted = _by_definition(case, torch.get_default_device())
+    out, lse, wanted = _by_definition(case, torch.get_default_device(), torch.is_grad_enabled())
     require_close(got[0], out, "out")
     require_close(got[1], lse, "lse")
     for through_lse, want in enumerate(wanted):
@@ -150,28 +147,30 @@ def matches_the_definition(case: Case, backend: str) -> None:
             require_close(given[name], want[name], f"gradient of {name}")
 
 
+def _results(x: dict[str, Any], backend: str | None) -> dict[str, Tensor]:
+    out, lse = attend(x, backend=backend)
+    return {"out": out, "lse": lse} | (gradients(out, lse, x) if out.requires_grad else {})
+
+
 @functools.lru_cache(64)
-def _by_reference(case: Case, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-    """out, lse and every gradient by the reference in float64, of inputs rounded to dtype; device:
-    as in `_by_definition`."""
-    exact = in_float64(make_inputs(case, dtype))
-    out, lse = attend(exact, backend="reference")
-    return {"out": out.detach(), "lse": lse.detach()} | gradients(out, lse, exact)
+def _by_reference(case: Case, dtype: torch.dtype, device: torch.device, grad: bool) -> dict[str, Tensor]:
+    """Return the reference's results in float64 for inputs rounded to dtype. device, grad: as in
+    `_by_definition`."""
+    found = _results(in_float64(make_inputs(case, dtype)), "reference")
+    return {name: x.detach() for name, x in found.items()}
 
 
 def matches_the_reference(
     case: Case, dtype: torch.dtype, backend: str | None, *, minimum: float | None = None, of_biases: int = 10
 ) -> tuple[Tensor, Tensor]:
-    """Compare out, lse and every gradient with the reference in float64, which the definition
-    proves. Return both values of out.
+    """Compare out, lse and, where they are enabled, gradients with the reference in float64, which
+    the definition proves. Return both values of out.
 
     minimum: None to compare norms alone, else as `require_close` takes it. of_biases: the factor of
     the tolerance of gradients of biases.
     """
-    x = make_inputs(case, dtype)
-    got = attend(x, backend=backend)
-    given = {"out": got[0], "lse": got[1]} | gradients(*got, x)
-    wanted = _by_reference(case, dtype, torch.get_default_device())
+    given = _results(make_inputs(case, dtype), backend)
+    wanted = _by_reference(case, dtype, torch.get_default_device(), torch.is_grad_enabled())
     for name in wanted:
         require_small_error(given[name], wanted[name], name, dtype, of_biases)
         if minimum is not None:
@@ -204,10 +203,7 @@ def ignores_what_no_query_sees(
     """
     device = torch.get_default_device()  # bounds were made where the tests were collected
     clean = make_inputs(case, dtype) | {n: x.to(device) for n, x in (bounds or {}).items()}
-    results = []
-    for x in (clean, spoiled(clean)):
-        out, lse = attend(x, backend=backend)
-        results.append({"out": out, "lse": lse} | (gradients(out, lse, x) if out.requires_grad else {}))
+    results = [_results(x, backend) for x in (clean, spoiled(clean))]
     for name, want in results[0].items():
         assert want.isfinite().all() or name == "lse", name
         tolerance = {"rtol": 0.0, "atol": 0.0} if exactly else {}

@@ -110,14 +110,7 @@ def test_one_exported_graph_serves_all_lengths(name: str, strict: bool) -> None:
         return tuple(torch.randn(2, 20, 8) if n is None else torch.randn(1, 2, n, 8) for n in sizes)
 
     length, memory = torch.export.Dim("length", max=4096), torch.export.Dim("memory", max=4096)
-    shapes = {
-        "q": {2: length},
-        "k": {2: length},
-        "v": {2: length},
-        "r": None,
-        "k_mem": {2: memory},
-        "v_mem": {2: memory},
-    }
+    shapes = {x: {2: length} for x in "qkv"} | {"r": None} | {x: {2: memory} for x in ("k_mem", "v_mem")}
     attention = Attention(ONE_GRAPH[name])
     exported = torch.export.export(attention, make(8, 5), dynamic_shapes=shapes, strict=strict)
     assert ("txl_kernels.rel_attention.default" in exported.graph_module.code) == (name != "reference")
@@ -181,15 +174,9 @@ def test_activation_checkpointing_repeats_the_dropout(backend: str, reentrant: b
 
     def gradient(run: Any) -> torch.Tensor:
         torch.manual_seed(5)
-        return torch.autograd.grad(run().square().sum(), inputs["q"])[0]
-
-    if reentrant:  # only backward() reaches through it
-
-        def gradient(run: Any) -> torch.Tensor:
-            torch.manual_seed(5)
-            inputs["q"].grad = None
-            run().square().sum().backward()
-            return inputs["q"].grad.clone()
+        inputs["q"].grad = None
+        run().square().sum().backward()  # a reentrant checkpoint refuses torch.autograd.grad
+        return inputs["q"].grad.clone()
 
     torch.testing.assert_close(
         gradient(lambda: checkpoint(f, inputs["q"], use_reentrant=reentrant)), gradient(lambda: f(inputs["q"]))
@@ -207,44 +194,39 @@ def test_functorch_grad(backend: str) -> None:
     torch.testing.assert_close(got, want)
 
 
-def test_direct_calls_are_checked() -> None:
-    arguments = list(operator_arguments(Case("")))
-    op = torch.ops.txl_kernels.rel_attention
+SEED = "seed must be None or an int64 tensor of one element on cpu, got torch"
+BAD_FIELDS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"r": torch.zeros(2, 4, 8)}, ValueError, "r needs 11 rows"),
+    ({"v_mem": None}, TypeError, "k_mem and v_mem must both be given"),
+    ({"sink": torch.zeros(2, 2, 6).bfloat16()}, TypeError, "sink must be torch.float32 beside q of .*, got torch.bfloat16"),
+    ({"sink": torch.zeros(2, 2, 6).double()}, TypeError, "sink must be torch.float32 beside q of .*, got torch.float64"),
+    ({"start": torch.zeros(2, 6).long()}, TypeError, r"start must be int32 on cpu, got torch\.int64"),
+    ({"dropout_p": 0.5}, TypeError, "seed must be an int64 tensor of one element where dropout_p > 0, got None"),
+    *(({"dropout_p": 0.5, "seed": torch.zeros(n, dtype=dtype)}, TypeError, SEED)
+      for n, dtype in ((0, torch.int64), (1, torch.float32), (2, torch.int64))),
+    ({"end": torch.full((2, 6), 12).int()}, ValueError, r"end must hold key indices in \[0, M \+ L\] = \[0, 11\]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "error", "message"), BAD_FIELDS)
+def test_direct_calls_are_checked(changed: dict[str, Any], error: type[Exception], message: str) -> None:
+    call = as_fields(make_inputs(Case(""), torch.float32))._replace(**changed)
+    with pytest.raises(error, match=message):
+        torch.ops.txl_kernels.rel_attention(*call, "native")
+
+
+def test_direct_calls_of_backward_and_backends_are_checked() -> None:
+    op, backward = torch.ops.txl_kernels.rel_attention, torch.ops.txl_kernels.rel_attention_backward
     with pytest.raises(RuntimeError, match="native takes float32 and bfloat16, not float64"):
-        op(*(x.double() if isinstance(x, torch.Tensor) else x for x in arguments))
-    short = list(arguments)
-    short[3] = short[3][:, :4]
-    with pytest.raises(ValueError, match="r needs 11 rows"):
-        op(*short)
+        op(*as_fields(make_inputs(Case(""))), "native")
+    arguments = operator_arguments(Case(""))
     with pytest.raises(ValueError, match="backend must be one of native, cuda, triton, got 'reference'"):
         op(*arguments[:-1], "reference")
-    with pytest.raises(TypeError, match="k_mem and v_mem must both be given"):
-        op(*arguments[:7], None, *arguments[8:])
-    for dtype in (torch.bfloat16, torch.float64):  # the kernels read float32
-        with pytest.raises(TypeError, match=rf"sink must be torch.float32 beside q of torch.float32, got {dtype}"):
-            op(
-                *as_fields(make_inputs(Case(""), torch.float32))._replace(sink=torch.zeros(2, 2, 6, dtype=dtype)),
-                "native",
-            )
-    with pytest.raises(TypeError, match=r"start must be int32 on cpu, got torch\.int64"):
-        op(
-            *as_fields(make_inputs(Case(""), torch.float32))._replace(start=torch.zeros(2, 6, dtype=torch.int64)),
-            "native",
-        )
-    with pytest.raises(TypeError, match=r"seed must be an int64 tensor of one element where dropout_p > 0, got None"):
-        op(*as_fields(make_inputs(Case(""), torch.float32))._replace(dropout_p=0.5), "native")
-    for seed in (torch.zeros(0, dtype=torch.int64), torch.zeros(1), torch.zeros(2, dtype=torch.int64)):
-        with pytest.raises(TypeError, match="seed must be None or an int64 tensor of one element on cpu, got torch"):
-            op(*as_fields(make_inputs(Case(""), torch.float32))._replace(dropout_p=0.5, seed=seed), "native")
-    wide = torch.full((2, 6), 12, dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"end must hold key indices in \[0, M \+ L\] = \[0, 11\]"):
-        op(*as_fields(make_inputs(Case(""), torch.float32))._replace(end=wide), "native")
     out, lse = op(*arguments)
-    backward = torch.ops.txl_kernels.rel_attention_backward
     with pytest.raises(ValueError, match="out and lse must be as the forward operator returned them"):
         backward(out, None, out.transpose(2, 3).contiguous().transpose(2, 3), lse, *arguments)
     with pytest.raises(ValueError, match=r"dout must be \[2, 2, 6, 8\] on cpu, got \[2, 2, 5, 8\]"):
-        torch.ops.txl_kernels.rel_attention_backward(out[:, :, 1:], None, out, lse, *arguments)
+        backward(out[:, :, 1:], None, out, lse, *arguments)
 
 
 def test_autocast_leaves_float64_and_integers_alone() -> None:

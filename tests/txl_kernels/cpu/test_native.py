@@ -101,8 +101,7 @@ def test_same_bits_at_any_thread_count(case: Case) -> None:
     want = run(case)
     for count in (2, 3, 7):
         torch.set_num_threads(count)
-        for got, expected in zip(run(case), want, strict=True):
-            assert torch.equal(got, expected)
+        torch.testing.assert_close(run(case), want, rtol=0, atol=0)
 
 
 @pytest.fixture
@@ -120,8 +119,7 @@ def test_own_threads_give_the_same_bits() -> None:
     got = run()
     cpu.module.cache_clear()
     assert cpu.module().threading() == "torch-openmp"
-    for a, b in zip(got, run(), strict=True):
-        assert torch.equal(a, b)
+    torch.testing.assert_close(got, run(), rtol=0, atol=0)
 
 
 def tasks() -> set[str]:
@@ -290,8 +288,7 @@ def test_torch_without_the_c_functions(backward: bool) -> None:
     finally:
         native_modules.connect(module)
     assert module.tensor_metadata(inputs["q"]) is not None
-    for a, b in zip(got, want, strict=True):
-        assert torch.equal(a, b)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
 def test_wrong_c_functions_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:

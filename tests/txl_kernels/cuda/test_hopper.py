@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 from cases import TENSORS, Case, as_call, as_fields, leaves, make_inputs
-from cuda_cases import HOPPER, SPLIT, require_error_budget, use
+from cuda_cases import HOPPER, SPLIT, use, within_the_error_budget
 from cuda_emulation import build, plan_of
 from error_budget import SHAPES, require_at_most_twice_eager
-from oracle import gradients, ignores_what_no_query_sees, matches_the_reference
+from oracle import gradients, ignores_what_no_query_sees
 
 from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
@@ -39,7 +39,7 @@ def run(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.usefixtures("kernels", "nan_filled")
 @pytest.mark.parametrize(("case", "dtype"), [(case, DTYPES[n % 2]) for n, case in enumerate(HOPPER)], ids=str)
 def test_values_and_gradients(case: Case, dtype: torch.dtype) -> None:
-    require_error_budget(*matches_the_reference(case, dtype, "cuda"), case, dtype)
+    within_the_error_budget(case, dtype)
 
 
 @pytest.mark.usefixtures("kernels")

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 from cases import Case
-from cuda_cases import MATRIX, matches_the_definition, use, within_the_error_budget
+from cuda_cases import MATRIX, use, within_the_error_budget
 from cuda_ptx import compiled_ptx, ptx_module
+from oracle import matches_the_definition
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,8 +35,9 @@ def kernels(architecture: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     [(case, f"sm_{80 + 10 * n}", DTYPES[(at + n) % 3]) for n in range(2) for at, case in enumerate(SOME)],
     ids=str,
 )
+@torch.no_grad()
 def test_values(case: Case, dtype: torch.dtype) -> None:
     if dtype == torch.float32:
-        matches_the_definition(case)
+        matches_the_definition(case, "cuda", dtype)
     else:
         within_the_error_budget(case, dtype)
