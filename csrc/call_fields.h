@@ -14,7 +14,7 @@
   X(V_MEM, v_mem, v_mem)  /* [B, Hkv, M, Dv] */ \
   X(R_BIAS, r_bias, r_bias)  /* [H, T] */ \
   X(Q_POS, q_pos, q_pos)  /* [B, H, L, Dp] */ \
-  X(SINK, sink, sink)  /* [B, H, L] */ \
+  X(SINK, sink, sink)  /* [B, H, L] */
 
 // X(enumerator, name) for each other field.
 #define TXL_OTHER_FIELDS(X) \
@@ -28,6 +28,5 @@
   X(DROPOUT_P, dropout_p) \
   X(SOFTCAP, softcap) \
   X(POSITION_SCALE, position_scale) \
-  X(ZERO_OUTSIDE, zero_outside) \
-
+  X(ZERO_OUTSIDE, zero_outside)
 // clang-format on

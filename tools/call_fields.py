@@ -14,19 +14,19 @@ MEMBERS = {"content_bias": "u", "position_bias": "w"}  # members of txl::Attenti
 def text() -> str:
     """Return the header's text."""
     inputs = [(name, MEMBERS.get(name, name), f"[{INPUT[name].axes.replace(' ', ', ')}]") for name in INPUTS]
+    others = Call._fields[len(INPUTS) :]
     lines = [
         "// The fields of txl_kernels.call.Call, written by tools/call_fields.py from txl_kernels/call.py.",
         "#pragma once",
         "",
         "// clang-format off",
         "// X(enumerator, name, member of txl::Attention) for each input.",
-        "#define TXL_INPUTS(X) \\",
-        *(f"  X({name.upper()}, {name}, {member})  /* {axes} */ \\" for name, member, axes in inputs),
+        " \\\n  ".join(
+            ["#define TXL_INPUTS(X)", *(f"X({n.upper()}, {n}, {m})  /* {axes} */" for n, m, axes in inputs)]
+        ),
         "",
         "// X(enumerator, name) for each other field.",
-        "#define TXL_OTHER_FIELDS(X) \\",
-        *(f"  X({name.upper()}, {name}) \\" for name in Call._fields[len(INPUTS) :]),
-        "",
+        " \\\n  ".join(["#define TXL_OTHER_FIELDS(X)", *(f"X({n.upper()}, {n})" for n in others)]),
         "// clang-format on",
     ]
     return "\n".join(lines) + "\n"

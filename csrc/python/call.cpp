@@ -161,7 +161,7 @@ py::tuple field_names() {
   TXL_INPUTS(TXL_NAME)
   TXL_OTHER_FIELDS(TXL_NAME)
 #undef TXL_NAME
-      return py::tuple(names);
+  return py::tuple(names);
 }
 
 Attention attention_of(const py::tuple& call, const py::handle& out, Type type, uint32_t drop_below) {
