@@ -181,13 +181,23 @@ class AttentionLayer(nn.Module, abc.ABC):
 
     def _by_head(self, x: Tensor, width: int) -> Tensor:
         """Return [B, L, heads * width] or [L, B, heads * width] as a view [B, heads, L, width]."""
-        x = x.unflatten(-1, (-1, width))
-        return x.permute(0, 2, 1, 3) if self.batch_first else x.permute(1, 2, 0, 3)
+        heads: Tensor = x.unflatten(-1, (-1, width))
+        return heads.permute(self._head_axes)
+
+    @property
+    def _head_axes(self) -> tuple[int, int, int, int]:
+        """The permutation of [B, L, heads, width] or [L, B, heads, width] to [B, heads, L,
+        width]."""
+        return (0, 2, 1, 3) if self.batch_first else (1, 2, 0, 3)
+
+    def _heads_last(self, x: Tensor) -> Tensor:
+        """Return [B, heads, L, width] as a view [B, L, heads, width] or [L, B, heads, width]."""
+        return x.permute(0, 2, 1, 3) if self.batch_first else x.permute(2, 0, 1, 3)
 
     def _merge(self, x: Tensor) -> Tensor:
         """Return [B, H, L, D] as [B, L, H * D] or [L, B, H * D], without a copy if the kernel kept
         q's strides."""
-        return (x.permute(0, 2, 1, 3) if self.batch_first else x.permute(2, 0, 1, 3)).flatten(-2)
+        return self._heads_last(x).flatten(-2)
 
     @torch.no_grad()
     def new_cache(
@@ -492,9 +502,8 @@ class AttentionLayer(nn.Module, abc.ABC):
     def _split(self, projected: Tensor) -> tuple[Tensor, ...]:
         """Split the output of `qkv`, [B, L, heads * D] or [L, B, heads * D], into q, k and v, or
         only k and v: views [B, heads, L, D] each."""
-        x, n = projected.unflatten(-1, (-1, self.d_head)), self.n_kv_head
+        x, n, axes = projected.unflatten(-1, (-1, self.d_head)), self.n_kv_head, self._head_axes
         queries = x.size(2) - 2 * n
-        axes = (0, 2, 1, 3) if self.batch_first else (1, 2, 0, 3)
         k, v = x.narrow(2, queries, n).permute(axes), x.narrow(2, queries + n, n).permute(axes)
         return (x.narrow(2, 0, queries).permute(axes), k, v) if queries else (k, v)
 

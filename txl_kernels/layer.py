@@ -175,9 +175,6 @@ class RelAttention(SegmentAttention):
         nn.init.zeros_(self.content_bias)
         nn.init.zeros_(self.position_bias)
 
-    def _terms(self, x: Tensor) -> Terms:
-        return Terms(self.content_bias, self.position_bias)
-
     def biases(self) -> tuple[Tensor, Tensor]:
         """Return u and v of the paper, [H, D] each."""
         return self.content_bias, self.position_bias

@@ -141,5 +141,5 @@ class LearnedRelativeAttention(AttentionLayer):
         if norm is None:
             return x
         x = x.to(norm.weight.dtype)  # under autocast, x has a narrower type than the weight
-        normed: Tensor = norm(x.transpose(1, 2)).transpose(1, 2)  # rows in the order of the projection's output
+        normed: Tensor = norm(self._heads_last(x)).permute(self._head_axes)  # in the order of the projection's output
         return normed

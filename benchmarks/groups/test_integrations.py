@@ -49,9 +49,9 @@ def test_layers_on_gpu(machine: Machine, full: bool) -> list[Comparison]:
     for width in (64, 128):
         for batch, length in ((16, 250), (16, 1500), (64, 750), (64, 1500)):
             runs = _both(
-                peers.layer_entry,
+                functools.partial(peers.layer_entry, machine=machine),
                 peers.PARAKEET,
-                after=(length, True, batch, width * peers.HEADS, machine),
+                after=(length, True, batch, width * peers.HEADS),
                 methods=methods,
             )
             shape = Shape(batch, peers.HEADS, length, 0, width)

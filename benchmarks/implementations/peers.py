@@ -126,16 +126,9 @@ def layer_step(
     return passes(lambda: case.call(case.module, case.x), leaves, backward)
 
 
-def layer_entry(
-    title: str,
-    method: str,
-    length: int,
-    backward: bool,
-    batch: int = 0,
-    d_model: int = D_MODEL,
-    machine: Machine | None = None,
-) -> Entry:
-    step = layer_step(title, method, length, backward, batch, d_model, machine)
+def layer_entry(title: str, method: str, *sizes: Any, machine: Machine | None = None) -> Entry:
+    """Make an entry of `layer_step`. sizes: its length, backward, batch and d_model."""
+    step = layer_step(title, method, *sizes, machine=machine)
     return Entry(step, None if method == ROTARY else lambda: check_layer(title, method, machine))
 
 

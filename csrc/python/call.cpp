@@ -94,9 +94,9 @@ bool read_integer(const py::handle& x, int64_t absent, int64_t& value) {
   return !overflow;
 }
 
-// Whether the call is valid, and which kernels run it, is the same for all lengths M of its memory but for two
-// metadata, which are added to the key. False if that is not known, so that M must be part of the key: the memory is
-// not as checks want it, or so long that limits of backends are near.
+// Adds what the validity of the call, and the choice of its kernels, need of the length M of the memory: two bits.
+// Returns false if they may need more, so that M itself must be part of the key: the memory is invalid, or so long that
+// limits of backends are near.
 bool add_memory(Key& key, const py::tuple& call, const TensorMetadata* tensors) {
   constexpr int64_t MAX_KEYS = 1 << 22;  // no limit of a backend is below
   const TensorMetadata &q = tensors[Q], &k = tensors[K_MEM], &v = tensors[V_MEM];
