@@ -170,8 +170,11 @@ def make(
     """Return the number of units in a run, and a function that runs and returns seconds."""
     machine.free_memory()
     listed = getattr(importlib.import_module(module), function).comparisons(machine, full)
-    comparison = next(x for x in listed if x.title == title)
-    entry = next(x for x in comparison.implementations if x.name == name).prepare()
+    found = [(c, x) for c in listed if c.title == title for x in c.implementations if x.name == name]
+    if not found:
+        raise Unavailable(f"{title} has no {name} here: its backend is not available, or the version lacks it")
+    comparison, implementation = found[0]
+    entry = implementation.prepare()
     if entry.check is not None:
         entry.check()
     clock = machine.clock(comparison.clock, entry.run)

@@ -102,7 +102,7 @@ def weights(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     score = _biased(q, call.content_bias) @ k.mT
     one_factor = call.position_scale == call.scale
     rows_of_table = table_len_of(call)
-    if rows_of_table:
+    if rows_of_table > 0:  # torch.compile of torch 2.6 makes a constant of a size whose truth is asked
         row = call.zero_row + at.unsqueeze(-1) - j  # [L, S]
         outside = (row < 0) | (row >= rows_of_table)
         if torch.compiler.is_compiling() and not call.zero_outside:
@@ -120,7 +120,7 @@ def weights(call: Call) -> tuple[Tensor, Tensor, Tensor]:
         if not one_factor:
             score, position = score * float(call.scale), position * float(call.position_scale)
         score = score + position
-    if one_factor or not rows_of_table:
+    if one_factor or rows_of_table == 0:
         score = score * float(call.scale)
     if call.softcap:
         score = float(call.softcap) * (score / float(call.softcap)).tanh()
