@@ -84,6 +84,8 @@ def shard(layer: nn.Module) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    if not hasattr(torch.cpu.Stream, "record_event"):
+        pytest.skip("FSDP2 of torch 2.6 needs a GPU")
     mesh = init_device_mesh("cpu", (1,))
     for module in (*(getattr(layer, name) for name in NAMES), layer):
         fully_shard(module, mesh=mesh)
