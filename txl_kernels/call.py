@@ -150,12 +150,12 @@ def empty_out(q: Tensor, v: Tensor) -> Tensor:
     return empty_like_rows(v) if v.size(1) == q.size(1) else q.new_empty((*q.shape[:3], v.size(3)))
 
 
-def empty_gradients(call: Call, wanted: Wanted = ALL) -> tuple[Tensor, ...]:
-    """Return uninitialised gradients of the call's inputs, as the backward operator returns them:
-    of shape [0] where there is no input or its gradient is not wanted."""
+def empty_gradients(call: Call, wanted: Wanted = ALL) -> tuple[Tensor | None, ...]:
+    """Return uninitialised gradients of the call's inputs; None where there is no input or its
+    gradient is not wanted."""
+    inputs = inputs_of(call)
     return tuple(
-        empty_like_rows(x) if x is not None and want else call.q.new_empty(0)  # separate tensors: outputs may not alias
-        for x, want in zip(inputs_of(call), wanted, strict=True)
+        [None if x is None or not want else empty_like_rows(x) for x, want in zip(inputs, wanted, strict=True)]
     )
 
 

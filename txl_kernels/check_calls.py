@@ -51,7 +51,8 @@ class Trial(NamedTuple):
         kind = self.kind
         extra = "".join(f", {x}" for x in (self.option, "torch.compile" if self.compiled else "") if x)
         direction = "forward and backward" if kind.gradients else "forward"
-        return f"{str(kind.dtype).removeprefix('torch.')}, D {kind.head_width}, {length} queries, {direction}{extra}"
+        queries = "1 query" if length == 1 else f"{length} queries"
+        return f"{str(kind.dtype).removeprefix('torch.')}, D {kind.head_width}, {queries}, {direction}{extra}"
 
     def case(self) -> Call:
         """Return the call in float64 on the CPU."""

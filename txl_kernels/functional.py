@@ -158,7 +158,7 @@ def rel_attention(
             products by the setting of torch.set_float32_matmul_precision), or "cuda" (CUDA C++ for
             NVIDIA GPUs: up to 16 queries without gradients, head widths that are multiples of 8 up
             to 256; on compute capability 9.0, in 16-bit types and head widths up to 128, any number
-            of queries, and gradients. None chooses it but for 5 to 16 queries without gradients).
+            of queries, and gradients. None chooses it there, and elsewhere for up to 4 queries).
 
     Returns:
         out [B, H, L, D of v] in q's dtype; with `return_lse` the pair of out and lse [B, H, L],

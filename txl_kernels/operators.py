@@ -94,7 +94,11 @@ def _backward(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *argu
     call, backend, wanted = _parts(arguments)
     kernels = prepare_operator(call, backend, True).kernels
     dout, dlse = checks.check_gradients(call, out, lse, dout, dlse)
-    grads = kernels.backward(call, out, lse, dout, dlse, wanted)
+    return _without_none(call, kernels.backward(call, out, lse, dout, dlse, wanted))
+
+
+def _without_none(call: Call, grads: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    """Return the gradients as an operator returns them: of shape [0] instead of None."""
     return tuple(call.q.new_empty(0) if x is None else x for x in grads)  # separate tensors: outputs may not alias
 
 
@@ -120,7 +124,7 @@ def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, 
 @torch.library.register_fake("txl_kernels::rel_attention_backward")
 def _backward_fake(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     call, _, wanted = _parts(arguments)
-    return empty_gradients(call, wanted)
+    return _without_none(call, empty_gradients(call, wanted))
 
 
 def run(call: Call, prepared: Prepared, need_lse: bool) -> Results:

@@ -17,7 +17,18 @@ from harness.case import DIRECTIONS, Case, Direction, Shape
 from harness.comparison import Comparison, Entry, Implementation, comparisons, require
 from harness.limits import arithmetic, memory
 from harness.machine import Machine
-from implementations.attention import BASELINE, COMPILED, DENSE, EAGER, FLEX, ORIGINAL, PREFILL, Attention, ours, timed
+from implementations.attention import (
+    BASELINE,
+    COMPILED,
+    CUDA_KERNELS,
+    DENSE,
+    EAGER,
+    FLEX,
+    ORIGINAL,
+    Attention,
+    ours,
+    timed,
+)
 
 QUICK = (ORIGINAL, EAGER, DENSE, BASELINE)
 Others = tuple[Attention, ...]
@@ -75,7 +86,7 @@ def test_decode(machine: Machine, full: bool) -> list[Comparison]:
     everybody = (EAGER, DENSE, BASELINE)
     shapes = {Shape(batch, heads, 1, memory_len, 64): everybody for batch, memory_len in sizes}
     if machine.kind == "cuda":  # to see up to how many queries the CUDA C++ kernels are faster
-        few = (BASELINE, PREFILL) if "cuda" in machine.backends else (BASELINE,)
+        few = (BASELINE, *CUDA_KERNELS) if "cuda" in machine.backends else (BASELINE,)
         shapes |= {Shape(b, heads, length, 3800, 64): few for b in (1, 8) for length in (2, 4, 8, 16)}
     found = []
     for shape, others in shapes.items():

@@ -69,11 +69,12 @@ def native_kernel(tensors: list[Tensor]) -> Callable[[], object]:
     return lambda: plan.forward(call, out, None, threads, 0)
 
 
-def prefill_kernels(tensors: list[Tensor]) -> Tensor:
-    """Run the CUDA C++ prefill kernels, for any number of queries; tensors: see `_causal_call`."""
+def cuda_kernels(tensors: list[Tensor], decode: bool) -> Tensor:
+    """Run the CUDA C++ kernels of decode, or of prefill, for any number of queries that they take;
+    tensors: see `_causal_call`."""
     from txl_kernels.backends import cuda
 
-    with mock.patch.object(cuda, "make_plan", cuda.prefill_plan):
+    with mock.patch.object(cuda, "is_decode", return_value=decode):
         out: Tensor = cuda.forward(_causal_call(tensors), need_lse=False)[0]
     return out
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.case import Shape
 from harness.comparison import Entry, Implementation, Role, require
-from harness.internals import prefill_kernels
+from harness.internals import cuda_kernels
 from harness.machine import Machine
 from implementations.original import original_bhls, original_qkbh, position_bhls
 from txl_kernels import rel_attention
@@ -134,10 +134,10 @@ def flex(x: Inputs) -> Tensor:
     return compiled_flex()(q + x["content_bias"][:, None], k, x["v_all"], score_mod=score_mod, block_mask=mask)
 
 
-def prefill(x: Inputs) -> Tensor:
-    """Compute attention by the CUDA C++ prefill kernels, also where the backend takes those of
-    decode."""
-    return prefill_kernels([x[n] for n in (*NAMES, "k_mem", "v_mem")])
+def cuda_attention(x: Inputs, decode: bool) -> Tensor:
+    """Compute attention by the CUDA C++ kernels of decode or of prefill, also where the backend
+    takes the others."""
+    return cuda_kernels([x[n] for n in (*NAMES, "k_mem", "v_mem")], decode)
 
 
 def plain_sdpa(x: Inputs) -> Tensor:
@@ -166,7 +166,12 @@ EAGER = Attention("the paper's algorithm, [B, H, L, S]", eager_bhls)
 COMPILED = Attention("the paper's algorithm, [B, H, L, S], compiled", compiled_bhls)
 DENSE = Attention("SDPA with dense bias", dense_bias_sdpa)
 FLEX = Attention("FlexAttention, captured bias", flex)
-PREFILL = Attention("rel_attention, cuda, prefill kernels", prefill, "part")
+CUDA_KERNELS = tuple(
+    Attention(
+        f"rel_attention, cuda, {name} kernels", functools.partial(cuda_attention, decode=name == "decode"), "part"
+    )
+    for name in ("decode", "prefill")
+)
 BASELINE = Attention("baseline: plain SDPA", plain_sdpa, "baseline")
 OTHERS = (ORIGINAL, EAGER, COMPILED, DENSE, FLEX, BASELINE)
 

@@ -125,22 +125,21 @@ class PrefillPlan {
   }
 
   // Floats of workspace that backward needs; as for it.
-  int64_t backward_workspace(const py::tuple& gradients, int64_t slots) const {
-    return txl_cuda::workspace_of(problem_, gradients_of(gradients, slots));
+  int64_t backward_workspace(const py::tuple& gradients, int64_t slots, int64_t tables) const {
+    return txl_cuda::workspace_of(problem_, gradients_of(gradients, slots, tables));
   }
 
-  // Enqueues backward. gradients: of the call's inputs, in their order, each a tensor or None; dr: zeros,
-  // float32, as many tables [H, DR_MARGIN + T, D] as it adds to, or None; slots: 0, or for the same bits.
+  // Enqueues backward. gradients: of the call's inputs, in their order, each a tensor or None; slots: 0, or for the
+  // same bits; tables: of float32 sums [H, T, D] for the gradient of r; workspace: pointer to its floats.
   void backward(const py::tuple& call, const py::handle& out, const py::handle& lse, const py::handle& dout,
-                const py::handle& dlse, const py::tuple& gradients, const py::handle& dr, int64_t slots, int64_t tables,
-                int64_t workspace, int64_t stream) const {
+                const py::handle& dlse, const py::tuple& gradients, int64_t slots, int64_t tables, int64_t workspace,
+                int64_t stream) const {
     txl_cuda::Problem p = problem_;
     txl::set_pointers(p, call, out, lse);
     p.out = txl::view_of(out);
     p.seed = static_cast<const int64_t*>(txl::pointer_of(call[txl::SEED]));
-    txl_cuda::Gradients x = gradients_of(gradients, slots);
+    txl_cuda::Gradients x = gradients_of(gradients, slots, tables);
     x.dout = txl::view_of(dout), x.dlse = static_cast<const float*>(txl::pointer_of(dlse));
-    x.dr = static_cast<float*>(txl::pointer_of(dr)), x.tables = tables;
     x.workspace = reinterpret_cast<float*>(workspace);
     txl::without_gil([&] {
       const txl_cuda::OnDevice on(device_);
@@ -152,13 +151,13 @@ class PrefillPlan {
   int64_t backward_parts() const { return backward_parts_; }
 
  private:
-  txl_cuda::Gradients gradients_of(const py::tuple& gradients, int64_t slots) const {
+  txl_cuda::Gradients gradients_of(const py::tuple& gradients, int64_t slots, int64_t tables) const {
     txl_cuda::Gradients x;
     txl::View* const views[] = {&x.dq, &x.dk, &x.dv, &x.dr_out, &x.du, &x.dw, &x.dk_mem, &x.dv_mem};
     if (gradients.size() != std::size(views)) throw py::value_error("not the gradients of a call's inputs");
     for (size_t n = 0; n < std::size(views); ++n)
       if (!gradients[n].is_none()) *views[n] = txl::view_of(gradients[n]);
-    x.parts = backward_parts_, x.slots = slots;
+    x.parts = backward_parts_, x.slots = slots, x.tables = tables;
     return x;
   }
 
@@ -171,7 +170,6 @@ class PrefillPlan {
 
 PYBIND11_MODULE(TXL_MODULE, m) {
   m.doc() = "CUDA kernels of txl_kernels, decode and prefill; see txl_kernels/backends/cuda.py.";
-  m.attr("DR_MARGIN") = txl_cuda::DR_MARGIN;
   m.attr("FIELDS") = txl::field_names();
   m.attr("SOURCE_HASH") = TXL_SOURCE_HASH;
   txl::define_tensor_metadata(m);

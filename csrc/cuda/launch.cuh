@@ -1,5 +1,6 @@
 // CUDA runtime calls around a launch; empty in the tests' emulation.
 #pragma once
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -14,6 +15,11 @@ inline void check(cudaError_t error) {
 }
 inline void check_launch() { check(cudaGetLastError()); }
 
+// Enqueues zeros for `bytes` bytes.
+inline void fill_zeros(void* data, int64_t bytes, void* stream) {
+  check(cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), static_cast<cudaStream_t>(stream)));
+}
+
 // Loads a kernel: CUDA does so when its attributes are first queried.
 template <class Kernel>
 void load_kernel(Kernel kernel) {
@@ -22,6 +28,7 @@ void load_kernel(Kernel kernel) {
 }
 #else
 inline void check_launch() {}
+inline void fill_zeros(void* data, int64_t bytes, void*) { memset(data, 0, static_cast<size_t>(bytes)); }
 template <class Kernel>
 void load_kernel(Kernel) {}
 #endif

@@ -44,7 +44,6 @@ struct Gradients {
   txl::View dout, dq, dk, dv, dk_mem, dv_mem;
   const float* dlse = nullptr;    // [B, H, L] contiguous, or null
   txl::View dr_out, du, dw;       // gradients of r, content bias and position bias
-  float* dr = nullptr;            // zeros: [tables, H, DR_MARGIN + T, D]; or null, as dr_out is then
   float* workspace = nullptr;     // workspace_of(..) floats, at a multiple of 16 bytes
   int64_t slots = 0, tables = 1;  // deterministic: slots * 2 tables; slots 0: sums in any order
   int64_t parts = 1;              // the keys of a block of queries are split into, see split_backward
@@ -54,7 +53,7 @@ struct Gradients {
 // alone.
 int64_t split_backward(const Problem& p, int multiprocessors);
 
-// The number of floats of a backward call's workspace. It reads only which gradients have data.
+// The number of floats of a backward call's workspace. It reads only which gradients have data, slots and tables.
 int64_t workspace_of(const Problem& p, const Gradients& gradients);
 
 // Enqueues a backward call. p is that of forward_prefill, with forward's out and lse.

@@ -60,6 +60,11 @@ HOPPER = [fits(case).but(L=case.L) for case in CASES if case.B and case.L and ca
     Case("blocks that see nothing", L=260, M=0, D=64, B=1, H=1, window=30, intervals="ended"),
     Case("blocks that see nothing, wide heads", L=200, M=0, D=128, B=1, H=1, window=30, intervals="ended"),
 ]
+UP_TO_SIXTEEN = [  # queries of decode that the Hopper kernels take
+    Case("two queries", L=2, M=300, D=64, B=1, H=1),
+    Case("five queries of a window, wide heads", L=5, M=300, D=128, B=1, H=1, window=70),
+    Case("sixteen queries of several batch rows", L=16, M=37, D=40, intervals="random"),
+]
 SPLIT = [
     Case("memory", L=70, M=900, D=64, B=1, H=1),
     Case("a part without tiles", L=600, M=0, D=64, B=1, H=1),

@@ -70,7 +70,7 @@ def test_kernels_and_table_differ(
 
 
 def test_architectures_that_need_a_newer_triton() -> None:
-    message = "needs Triton 3.8 or newer, which torch 2.14 brings; 3.7 is"
+    message = "needs torch 2.14 or newer, which brings Triton 3.8; Triton 3.7 is"
     assert message in config.why_not_capability((10, 3), (3, 7))
     assert config.why_not_capability((10, 0), (3, 8)) is None
     assert config.why_not_capability((12, 0), (3, 6)) is None

@@ -1,9 +1,10 @@
 """The `cuda` backend: CUDA C++ kernels (csrc/cuda) for NVIDIA GPUs from sm_80 on.
 
-It computes forward of up to 16 queries, for evaluation and generation; on compute capability 9.0
-(H100, H200), in bfloat16 and float16, also forward of any number of queries, and gradients. There
-is no compiler and no warm-up at run time. Kernels are enqueued on torch's current stream after
-every argument was checked. The host reads no values back, so calls can be captured in CUDA graphs.
+The decode kernels compute forward of up to 16 queries, for evaluation and generation. The Hopper
+kernels (compute capability 9.0: H100, H200; bfloat16 and float16) compute forward of any number of
+queries, and gradients. There is no compiler and no warm-up at run time. Kernels are enqueued on
+torch's current stream after every argument was checked. The host reads no values back, so calls can
+be captured in CUDA graphs.
 """
 
 import functools
@@ -43,9 +44,12 @@ ROW_BYTES = 16
 MAX_PREFILL_KEYS = 2**26 - 128  # the rings' offsets, 32 for each key, are 32-bit integers
 MAX_BATCH = 65535  # of prefill, where batch rows are the last axis of the grid
 MAX_TABLES = 16  # the most slots of dr (two sums each) that give the same bits at every run
-# The most queries of decode for which backend=None chooses it: its calls take 0.15 ms less of the
-# host's time (H200). On the device Triton's take less from 2 queries on, and for 64 batch rows from
-# one.
+# The fewest queries that the Hopper kernels take from the decode kernels, which are faster for one
+# query alone (H100).
+MIN_HOPPER_QUERIES = 2
+# The most queries for which backend=None chooses the decode kernels: their calls take 0.15 ms less
+# of the host's time than Triton's (H200). On the device Triton's take less from 2 queries on, and
+# for 64 batch rows from one.
 FASTER_UP_TO = 4
 _OTHER_TERMS = tuple((name, Call._fields.index(name)) for name in TERMS if not INPUT[name].in_cuda)
 native = native_modules.load("_cuda", "CUDA")
@@ -79,23 +83,46 @@ def why_not_call(call: Call) -> str | None:
     reason = _unsupported_term(call)
     if reason is not None:
         return f"it does not take {reason}; backend='triton' does"
-    few, gradients = call.q.size(2) <= MAX_DECODE_QUERIES, needs_gradients(call)
-    is_prefill = not few or gradients
-    if is_prefill:
+    few = call.q.size(2) <= MAX_DECODE_QUERIES
+    needs_hopper = not few or needs_gradients(call)
+    if needs_hopper:
         reason = why_not_hopper(call)
         if reason is not None:
             what = "gradients" if few else f"{call.q.size(2)} queries (L), where others take {MAX_DECODE_QUERIES}"
             return f"{reason}, as the kernels do that compute {what}; backend='triton' takes any call"
     if call.q.size(1) > MAX_HEADS:
         return f"it takes at most {MAX_HEADS} heads (H), got {call.q.size(1)}; backend='triton' takes any number"
-    if is_prefill and call.q.size(0) > MAX_BATCH:
+    return _why_not_prefill_sizes(call) if needs_hopper else _why_not_decode_keys(call)
+
+
+def _why_not_prefill_sizes(call: Call) -> str | None:
+    """Return the reason why a call is too large for the Hopper kernels, or None."""
+    if call.q.size(0) > MAX_BATCH:
         return f"it takes at most {MAX_BATCH} batch rows (B), got {call.q.size(0)}; backend='triton' takes any number"
     keys = memory_len_of(call) + call.q.size(2)
-    keys = keys if call.left is None or is_prefill else min(keys, call.left + call.q.size(2))
-    maximum, what = (MAX_PREFILL_KEYS, "M + L") if is_prefill else (MAX_DECODE_KEYS, "M + L, or the window")
-    if keys > maximum:
-        return f"it takes at most {maximum} keys ({what}), got {keys}; backend='triton' takes any number"
+    if keys > MAX_PREFILL_KEYS:
+        return f"it takes at most {MAX_PREFILL_KEYS} keys (M + L), got {keys}; backend='triton' takes any number"
     return None
+
+
+def _why_not_decode_keys(call: Call) -> str | None:
+    """Return the reason why a call has too many keys for the decode kernels, or None."""
+    keys = memory_len_of(call) + call.q.size(2)
+    keys = keys if call.left is None else min(keys, call.left + call.q.size(2))
+    if keys > MAX_DECODE_KEYS:
+        return (
+            f"it takes at most {MAX_DECODE_KEYS} keys (M + L, or the window), got {keys}; "
+            "backend='triton' takes any number"
+        )
+    return None
+
+
+def is_decode(call: Call) -> bool:
+    """Whether forward of a call that the backend takes runs on the decode kernels."""
+    length = call.q.size(2)
+    if length > MAX_DECODE_QUERIES:
+        return False
+    return length < MIN_HOPPER_QUERIES or (why_not_hopper(call) or _why_not_prefill_sizes(call)) is not None
 
 
 def _unsupported_term(call: Call) -> str | None:
@@ -125,8 +152,7 @@ def is_preferred(call: Call) -> bool:
     """
     if torch.compiler.is_compiling():
         return _unsupported_term(call) is None and why_not_hopper(call) is None
-    few = call.q.size(2) <= MAX_DECODE_QUERIES and not needs_gradients(call)
-    return (not few or call.q.size(2) <= FASTER_UP_TO) and why_not_call(call) is None
+    return why_not_call(call) is None and (call.q.size(2) <= FASTER_UP_TO or not is_decode(call))
 
 
 def takes_kind(device: torch.device, dtype: torch.dtype, head_width: int, decode: bool, gradients: bool) -> bool:
@@ -198,9 +224,9 @@ def backward(
     dlse: Tensor | None,
     wanted: Wanted = ALL,
     prepared: Prepared | None = None,
-) -> tuple[Tensor, ...]:
-    """Return the gradients of the call's inputs, in their order; of shape [0] where there is no
-    input or its gradient is not wanted.
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the call's inputs, in their order; None where there is no input or
+    its gradient is not wanted.
 
     dr is summed by atomics in any order; with torch.use_deterministic_algorithms(True) in a fixed
     order, which takes more launches and memory.
@@ -210,7 +236,7 @@ def backward(
     """
     gradients = empty_gradients(call, wanted)
     if call.q.numel() == 0:
-        return tuple(x.zero_() for x in gradients)
+        return tuple(None if x is None else x.zero_() for x in gradients)
     call = with_biases(call)
     if prepared is None or prepared.plan is None:
         reason = why_not_hopper(call)  # forward of the raw operator does not know whether gradients follow
@@ -221,16 +247,13 @@ def backward(
     if torch.are_deterministic_algorithms_enabled():
         slots = min(-(-_multiprocessors(call.q.device) // call.q.size(1)), MAX_TABLES)
         tables = 2 * slots  # a block has at most two warpgroups
-    asked = tuple(x if x.numel() else None for x in gradients[: INPUTS.index("r_bias")])
-    workspace = call.q.new_empty(plan.backward_workspace(asked, slots), dtype=torch.float32)
-    dr = None
-    if call.r is not None and gradients[INPUTS.index("r")].numel():
-        heads, rows, width = call.r.shape
-        dr = call.q.new_zeros((tables, heads, native.module.DR_MARGIN + rows, width), dtype=torch.float32)
-    dout = dout if _rows_apart(dout) else dout.clone(memory_format=torch.contiguous_format)
+    asked = gradients[: INPUTS.index("r_bias")]
+    workspace = call.q.new_empty(plan.backward_workspace(asked, slots, tables), dtype=torch.float32)
+    if not ((dout.is_contiguous() and dout.data_ptr() % ROW_BYTES == 0) or _rows_apart(dout)):
+        dout = dout.clone(memory_format=torch.contiguous_format)
     dlse = None if dlse is None else dlse.contiguous()
     stream = _stream(call.q.device)
-    plan.backward(call, out, lse, dout, dlse, asked, dr, slots, tables, workspace.data_ptr(), stream)
+    plan.backward(call, out, lse, dout, dlse, asked, slots, tables, workspace.data_ptr(), stream)
     return gradients
 
 
@@ -241,8 +264,8 @@ def _plan(make: Callable[[Call, Tensor, int], Any], call: Call, out: Tensor, pre
     if prepared is not None and prepared.plan is not None and prepared.plan[0] == memory_len:
         return prepared.plan[1]
     plan = make(call, out, _multiprocessors(call.q.device))
+    plan.load()
     if prepared is not None:
-        plan.load()
         prepared.plan = memory_len, plan
     return plan
 
@@ -250,7 +273,7 @@ def _plan(make: Callable[[Call, Tensor, int], Any], call: Call, out: Tensor, pre
 def make_plan(call: Call, out: Tensor, multiprocessors: int) -> Any:
     """Return the module's plan of a call, shared by calls of one signature: everything except the
     pointers."""
-    if call.q.size(2) > MAX_DECODE_QUERIES:
+    if not is_decode(call):
         return prefill_plan(call, out, multiprocessors)
     return native.module.DecodePlan(
         call, out, DTYPES.index(call.q.dtype), _drop_below(call), multiprocessors, _index(call)

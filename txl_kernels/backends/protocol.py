@@ -94,8 +94,8 @@ class Kernels(Backend, Protocol):
         wanted: Wanted = ALL,
         prepared: Prepared | None = None,
     ) -> Sequence[Tensor | None]:
-        """Return the gradients of the call's inputs, in their order; None or empty where there is
-        no input or its gradient is not wanted."""
+        """Return the gradients of the call's inputs, in their order; None where there is no input
+        or its gradient is not wanted."""
 
 
 def _join(names: list[str]) -> str:

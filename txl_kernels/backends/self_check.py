@@ -45,7 +45,7 @@ class Kind(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     head_width: int
-    decode: bool  # at most MAX_DECODE_QUERIES queries
+    decode: bool  # at most MAX_DECODE_QUERIES queries; of "cuda", those that its decode kernels take
     gradients: bool
     terms: tuple[str, ...] = ("r",)  # the tensors of TERMS and the bounds that are given
     value_width: int | None = None  # None for head_width
@@ -68,10 +68,12 @@ def kind_of(backend: str, call: Call, gradients: bool | None = None, decode: boo
     gradients, decode: fields of the kind; None to derive them from the call.
     """
     q, gradients = call.q, needs_gradients(call) if gradients is None else gradients
+    if decode is None:
+        decode = cuda.is_decode(call) if backend == cuda.NAME else q.size(2) <= MAX_DECODE_QUERIES
     widths = [len(range(x.size(3))) for x in (q, call.v, q if call.q_pos is None else call.q_pos)]
     width, value_width, position_width = widths
     return Kind(
-        backend, q.device, q.dtype, width, q.size(2) <= MAX_DECODE_QUERIES if decode is None else decode, gradients,
+        backend, q.device, q.dtype, width, decode, gradients,
         terms=tuple([name for name, n in _TERMS if call[n] is not None]),
         value_width=None if value_width == width else value_width,
         position_width=None if position_width == width else position_width,
@@ -262,12 +264,13 @@ def on_device(exact: Call, kind: Kind) -> Call:
 
 def case_of(kind: Kind, fills: bool = False) -> Call:
     """Return a small case on the CPU: more keys than a tile, and a memory that ends inside a tile;
-    in float64, with values that the kind's dtype can represent.
+    in float64, with values that the kind's dtype can represent. Of decode one query, or three:
+    "cuda" has a kernel for each.
 
     fills: True for at least as many batch rows times heads as the device has multiprocessors.
     """
     generator = torch.Generator("cpu").manual_seed(0)
-    batch, heads, length, memory = (2, 2, 3, 150) if kind.decode else (1, 2, 70, 90)
+    batch, heads, length, memory = (2, 2, 1, 150) if kind.decode else (1, 2, 70, 90)
     if fills:
         batch = -(-_multiprocessors(kind.device) // heads)
         length, memory = (3, 150) if kind.decode else (20, 60)

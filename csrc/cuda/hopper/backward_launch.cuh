@@ -23,6 +23,8 @@ int64_t key_blocks(const Problem& p) {
   return blocks_of(blocks_of(p.M, SIDE) + blocks_of(p.L, SIDE), K::GROUPS);
 }
 
+inline int64_t dr_floats(const BackwardProblem& x) { return x.tables * x.H * (DR_MARGIN + x.T) * x.D; }
+
 // Floats of a call's workspace; points `x` to where its parts lie in it.
 template <class Q, class K>
 int64_t lay_out(BackwardProblem& x, float* workspace) {
@@ -42,13 +44,14 @@ int64_t lay_out(BackwardProblem& x, float* workspace) {
   if (x.dw.data) x.q_sums = take(heads * x.q_parts * x.D);
   if (x.parts > 1 && x.dq.data) x.dq_parts = take(x.parts * heads * x.rows * x.D);
   x.workspace_bytes = floats * static_cast<int64_t>(sizeof(float));
+  if (x.dr_out.data) x.dr = take(dr_floats(x));
   return floats;
 }
 
 // Where gradients go, and how the work is split.
 inline void take_gradients(BackwardProblem& x, const Gradients& given) {
   x.parts = given.slots ? 1 : given.parts;
-  x.dout = given.dout, x.dlse = given.dlse, x.dr = given.dr, x.slots = given.slots, x.tables = given.tables;
+  x.dout = given.dout, x.dlse = given.dlse, x.slots = given.slots, x.tables = given.tables;
   x.dq = given.dq, x.dk = given.dk, x.dv = given.dv, x.dk_mem = given.dk_mem, x.dv_mem = given.dv_mem;
   x.dr_out = given.dr_out, x.du = given.du, x.dw = given.dw;
 }
@@ -86,9 +89,9 @@ void launch_backward(const Problem& p, const Gradients& gradients, void* stream)
   const auto queries = backward_queries_kernel<Q>;
   const auto keys = backward_keys_kernel<K>;
   const auto finish = finish_kernel<typename Q::T>;
-  load_backward_of<Q, K>();
   BackwardProblem call = describe_backward<Q, K>(p, gradients);
   const dim3 in_turns(static_cast<unsigned>(gradients.slots), static_cast<unsigned>(p.H), 1);
+  if (call.dr) fill_zeros(call.dr, dr_floats(call) * static_cast<int64_t>(sizeof(float)), stream);
   const int64_t blocks = call.rows / Q::QUERIES, turns = call.slots ? blocks_of(p.B * blocks, call.slots) : 1;
   for (call.turn = 0; call.turn < turns; ++call.turn) {
     TXL_LAUNCH(queries, call.slots ? in_turns : grid_of(p, blocks * call.parts), Q::THREADS, Q::shared, stream, call);

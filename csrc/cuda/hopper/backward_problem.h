@@ -16,7 +16,8 @@ struct BackwardProblem : PrefillProblem {
   View dout;
   const float* dlse = nullptr;      // [B, H, L] contiguous, or null
   View dq, dk, dv, dk_mem, dv_mem;  // as q, k, v and the memory
-  float* dr = nullptr;              // [slots, groups, H, DR_MARGIN + T, D], zero before; slots 0: no first two axes
+  float* dr = nullptr;              // [slots, groups, H, DR_MARGIN + T, D], zero before; slots 0: no first two axes;
+                                    // null: dr_out is not wanted
   // For the same bits at every run: launch `turn` has blocks slots * turn .. of all batch rows' queries, each
   // with a table of its own for each of its warpgroups, so that each element takes one addition a launch.
   int64_t slots = 0, turn = 0;
@@ -30,7 +31,7 @@ struct BackwardProblem : PrefillProblem {
   View dr_out, du, dw;                           // [H, T, D], [H, D]
   void *content = nullptr, *position = nullptr;  // [B, H, rows, D]: q + u, q + w, scaled
   Stats* stats = nullptr;                        // [B, H, rows]
-  int64_t workspace_bytes = 0;                   // from content on
+  int64_t workspace_bytes = 0;                   // from content on, without dr, which comes last
   int64_t rows = 0;                              // L, padded
   RowsMap dout_rows, content_rows, position_rows;
   TensorMap dr_rows;  // dr, in boxes of 64 rows (QueriesShape::DR_ROWS) and 32 columns

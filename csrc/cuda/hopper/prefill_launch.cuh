@@ -21,7 +21,7 @@ inline PrefillProblem describe_call(const Problem& p) {
   return x;
 }
 
-// Loads a kernel that takes more shared memory than is granted without asking.
+// Loads a kernel that takes more shared memory than is granted without asking, once before its launches.
 template <class Kernel>
 void allow_shared(Kernel kernel, int bytes) {
 #ifdef __CUDACC__
@@ -40,7 +40,6 @@ inline dim3 grid_of(const Problem& p, int64_t blocks) {
 template <class S>
 void launch_prefill(const Problem& p, void* stream) {
   const auto kernel = forward_kernel<S>;
-  allow_shared(kernel, S::shared);
   const PrefillProblem call = describe_call(p);
   TXL_LAUNCH(kernel, grid_of(p, (p.L + S::QUERIES - 1) / S::QUERIES * p.parts), S::THREADS, S::shared, stream, call);
   check_launch();

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 from cases import TENSORS, Case, as_call, as_fields, leaves, make_inputs
-from cuda_cases import HOPPER, SPLIT, use, within_the_error_budget
+from cuda_cases import HOPPER, SPLIT, UP_TO_SIXTEEN, use, within_the_error_budget
 from cuda_emulation import build, plan_of
 from error_budget import SHAPES, require_at_most_twice_eager
-from oracle import gradients, ignores_what_no_query_sees
+from oracle import gradients, ignores_what_no_query_sees, matches_the_reference
 
 from txl_kernels import rel_attention
-from txl_kernels.backends import cuda
-from txl_kernels.backends.self_check import Kind, compare
+from txl_kernels.backends import cuda, reference
+from txl_kernels.backends.self_check import Kind, compare, kind_of
 
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -92,6 +92,33 @@ def test_keys_are_split_where_there_are_few_programs(
         for name, x in found.items():
             rtol, atol = {"out": (2e-2, 2e-3), "lse": (0, 1e-4)}.get(name, (2e-2, 2e-2))
             torch.testing.assert_close(x, results[0][name], rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.usefixtures("kernels", "nan_filled")
+@pytest.mark.parametrize("case", UP_TO_SIXTEEN, ids=str)
+@torch.no_grad()
+def test_up_to_sixteen_queries_without_gradients(case: Case) -> None:
+    call = as_fields(make_inputs(case, torch.bfloat16))
+    assert not cuda.is_decode(call)
+    assert not kind_of("cuda", call).decode
+    matches_the_reference(case, torch.bfloat16, "cuda")
+
+
+def test_decode_takes_what_the_hopper_kernels_cannot(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, emulated)
+    call = as_fields(make_inputs(Case(L=3, D=8), torch.bfloat16))
+    x = call.k
+    unaligned = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
+    wide = as_fields(make_inputs(Case(L=3, D=136), torch.bfloat16))
+    one = as_fields(make_inputs(Case(L=1, D=8), torch.bfloat16))
+    exact = as_fields(make_inputs(Case(L=3, D=8), torch.float32))
+    assert not cuda.is_decode(call)
+    for other in (call._replace(k=unaligned), wide, one, exact):
+        assert cuda.is_decode(other)
+        assert kind_of("cuda", other).decode
+        out, _ = cuda.forward(other)
+        want, _ = reference.forward(other)
+        torch.testing.assert_close(out, want, rtol=2e-2, atol=2e-2)
 
 
 def test_parts_fill_the_rounds_of_blocks(emulated: Any) -> None:

@@ -22,6 +22,7 @@ def emulated() -> Any:
 
 @pytest.fixture(params=["emulated", pytest.param("device", marks=pytest.mark.gpu)])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "MIN_HOPPER_QUERIES", cuda.MAX_DECODE_QUERIES + 1)
     if request.param == "emulated":
         use(monkeypatch, request.getfixturevalue("emulated"))
 

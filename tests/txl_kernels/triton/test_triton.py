@@ -211,7 +211,7 @@ def test_blackwell_is_refused_before_triton_3_8(capability: tuple[int, int], mon
     monkeypatch.setattr(triton, "why_not_gpu", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     for version, why in (
-        ("3.7.1", "needs Triton 3.8 or newer, which torch 2.14 brings; 3.7 is installed"),
+        ("3.7.1", "needs torch 2.14 or newer, which brings Triton 3.8; Triton 3.7 is installed"),
         ("3.8.0", ""),
     ):
         monkeypatch.setattr(triton, "version", lambda found=version: found)

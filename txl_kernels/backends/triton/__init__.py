@@ -133,8 +133,8 @@ def backward(
     dlse: Tensor | None,
     wanted: Wanted = ALL,
     prepared: Prepared | None = None,
-) -> tuple[Tensor, ...]:
-    """Return the gradients of the call's inputs, in their order; of shape [0] where there is no
-    input or its gradient is not wanted. All gradients are computed."""
-    result: tuple[Tensor, ...] = _passes().backward(call, out, lse, dout, dlse, wanted)
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of the call's inputs, in their order; None where there is no input or
+    its gradient is not wanted. All gradients are computed."""
+    result: tuple[Tensor | None, ...] = _passes().backward(call, out, lse, dout, dlse, wanted)
     return result

@@ -129,7 +129,9 @@ def why_not_capability(capability: Capability, triton_version: tuple[int, ...]) 
     """
     if capability[0] == 10 and triton_version < (3, 8):
         have, need = (".".join(map(str, x)) for x in (triton_version, capability))
-        return f"compute capability {need} needs Triton 3.8 or newer, which torch 2.14 brings; {have} is installed"
+        return (
+            f"compute capability {need} needs torch 2.14 or newer, which brings Triton 3.8; Triton {have} is installed"
+        )
     return None
 
 

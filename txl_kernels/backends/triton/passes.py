@@ -119,21 +119,21 @@ def lay_out_forward(device: torch.device, forms: tuple[Any, ...], settings: tupl
 
 def backward(
     call: Call, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, wanted: Wanted
-) -> tuple[Tensor, ...]:
+) -> tuple[Tensor | None, ...]:
     """Run backward; see `txl_kernels.backends.triton.backward`."""
     if call.q.numel() == 0:
-        return tuple(x.zero_() for x in empty_gradients(call, wanted))
+        return tuple(None if x is None else x.zero_() for x in empty_gradients(call, wanted))
     wanted = [want and x is not None for want, x in zip(wanted, inputs_of(call), strict=True)]
     call = with_biases(call)
-    grads = list(empty_gradients(call))
+    grads = empty_gradients(call)
     device, settings = call.q.device, call[len(TENSORS) :]
     bias_at = INPUTS.index("r_bias")
-    given = [x.unsqueeze(-1) if n == bias_at else x for n, x in enumerate(grads)]  # of r_bias as [H, T, 1]
+    given = [x.unsqueeze(-1) if n == bias_at and x is not None else x for n, x in enumerate(grads)]  # as [H, T, 1]
     tensors: list[Any] = [*_with_rows(call)[: len(TENSORS)], out, lse, dout, dlse, *given]
     kind = config.kind_of(call.q.dtype)
     launches = lay_out_backward(device, forms_of(tensors), settings, kind, config.dr_by_atomics())
     launches.run(device, tensors)
-    return tuple(x if want else x.new_empty(0) for x, want in zip(grads, wanted, strict=True))
+    return tuple(x if want else None for x, want in zip(grads, wanted, strict=True))
 
 
 @cached_layout
