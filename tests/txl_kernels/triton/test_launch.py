@@ -58,6 +58,25 @@ def test_rows_of_16_bytes_come_by_descriptors(width: int, kind: str, launched: l
     assert {type(forward[name]).__name__ for name in ("K", "V", "K_MEM", "V_MEM", "R")} == {kind}
 
 
+def test_full_precision_is_logged_once(launched: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    from txl_kernels.backends.triton import config
+
+    def lines(dtype: torch.dtype, length: int) -> int:
+        caplog.clear()
+        backend.forward(as_fields(make_inputs(Case(L=length), dtype)))
+        return sum("float32 attention on the GPU runs at full precision" in x.getMessage() for x in caplog.records)
+
+    config.log_full_precision.cache_clear()
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert [lines(torch.float32, 5), lines(torch.bfloat16, 5)] == [0, 0]
+        torch.set_float32_matmul_precision("highest")
+        assert [lines(torch.float32, 5), lines(torch.float32, 7)] == [1, 0]
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_concurrent_calls(launched: list[Any]) -> None:
     with ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(forward_and_backward, 70 + n % 2) for n in range(40)]:

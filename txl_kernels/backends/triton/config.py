@@ -7,10 +7,14 @@ measured on an H200 or within 1% (docs/log.md). `tools/machine_code.py` compiles
 architectures and compares registers, spills and shared memory with tools/machine_code.json.
 """
 
+import functools
+import logging
 import os
 from typing import NamedTuple
 
 import torch
+
+logger = logging.getLogger("txl_kernels")
 
 
 class Config(NamedTuple):
@@ -170,6 +174,16 @@ def kind_of(dtype: torch.dtype) -> str:
     if setting == "none":  # the general setting decides
         setting = getattr(torch.backends, "fp32_precision", "none")
     return "tf32" if setting == "tf32" else "float32"
+
+
+@functools.cache
+def log_full_precision() -> None:
+    """Log, once in a process, that float32 products run at full precision although the GPU has
+    TF32."""
+    logger.warning(
+        "float32 attention on the GPU runs at full precision, at a fraction of the rate of TF32: "
+        "torch.set_float32_matmul_precision('high') allows TF32, bfloat16 is faster still"
+    )
 
 
 def dr_by_atomics() -> bool:

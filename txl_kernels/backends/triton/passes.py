@@ -84,6 +84,8 @@ def lay_out_forward(device: torch.device, forms: tuple[Any, ...], settings: tupl
     forms: of TENSORS, out and lse. The other arguments are those of `make_plan`.
     """
     plan = make_plan(device, forms[: len(TENSORS)], settings, kind)
+    if kind == "float32" and not config.interpreted():
+        config.log_full_precision()
     out, lse = operands(forms[len(TENSORS) :], len(TENSORS))
     workspace = Workspace(len(forms))
     chosen = plan.tile("decode" if plan.L < config.DECODE_LENGTH else "forward", plan.descriptors)
