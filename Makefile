@@ -101,14 +101,12 @@ wheels: ## wheels of this machine's kind for every Python, in dist/
 	$(WHEELS_VENV)/bin/pip install -q cibuildwheel==4.3.3
 	$(WHEELS_VENV)/bin/cibuildwheel --output-dir dist
 
-# torch first: whatever depends on it must find this one and not fetch another. A torch without CUDA
-# has no use for CUDA kernels, which take minutes to compile.
+# torch first: whatever depends on it must find this one and not fetch another.
 $(VENV)/installed: requirements.txt pyproject.toml setup.py CMakeLists.txt $(SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q "$$(grep ^torch== requirements.txt)"
 	$(BIN)/pip install -q -r requirements.txt
-	TXL_KERNELS_EMULATED=on TXL_KERNELS_CUDA=$${TXL_KERNELS_CUDA:-$$($(BIN)/python -c 'import torch; print("auto" if torch.version.cuda else "off")')} \
-		$(BIN)/pip install -q -e ".[$(EXTRAS)]"
+	TXL_KERNELS_EMULATED=on $(BIN)/pip install -q -e ".[$(EXTRAS)]"
 	touch $@
 
 clean: ## remove the environments, what was built, and runs/

@@ -3,10 +3,12 @@ is not needed."""
 
 import atexit
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -68,17 +70,30 @@ def compile_fails(command: list[str], name: str, text: str, *options: str) -> st
 
 
 def cuda_missing() -> str | None:
-    """Why the CUDA kernels are not built; None if they are. TXL_KERNELS_CUDA: auto (default), on,
-    off."""
+    """Why the CUDA kernels are not built; None if they are. TXL_KERNELS_CUDA: auto (default: not
+    for a torch without CUDA), on, off."""
     wanted = os.environ.get("TXL_KERNELS_CUDA", "auto")
     if wanted not in ("auto", "on", "off"):
         raise SystemExit(f"TXL_KERNELS_CUDA must be auto, on or off, got {wanted!r}")
     if wanted == "off":
         return "txl_kernels was built with TXL_KERNELS_CUDA=off"
-    reason = nvcc_does_not_work()
+    reason = (torch_without_cuda() if wanted == "auto" else None) or nvcc_does_not_work()
     if reason is not None and wanted == "on":
         raise SystemExit(f"TXL_KERNELS_CUDA=on, but {reason}")
     return None if reason is None else f"txl_kernels was built without its CUDA C++ kernels: {reason}"
+
+
+def torch_without_cuda() -> str | None:
+    """Why the installed torch has no use for CUDA kernels; None if it has, or there is none. torch
+    is not imported: an isolated build cannot."""
+    for folder in {sysconfig.get_path(name) for name in ("purelib", "platlib")}:
+        file = Path(folder, "torch", "version.py")
+        if file.is_file():
+            text = file.read_text(encoding="utf-8")
+            if re.search(r"^cuda\b[^=]*=\s*None\s*$", text, re.MULTILINE):
+                version = re.search(r"^__version__ = '(.*)'$", text, re.MULTILINE)
+                return f"torch {version[1] if version else ''} is built without CUDA (TXL_KERNELS_CUDA=on builds them)"
+    return None
 
 
 def with_emulated() -> bool:
@@ -118,6 +133,7 @@ class CMakeBuild(build_ext):
             raise SystemExit(f"TXL_KERNELS_CUDA=on, but {reason}")
         self.note("_native", target, reason)
         self.note("_cuda", target, without_cuda or reason)
+        print(f"CUDA C++ kernels: {without_cuda or reason or 'built, for ' + os.environ['CUDACXX']}", flush=True)
         if reason is not None:
             # A GPU or reference user needs no C++ kernels, so the install goes on; the package says
             # what is missing.

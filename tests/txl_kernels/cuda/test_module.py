@@ -157,6 +157,40 @@ def test_compiled_decode_call_is_checked_as_decode_alone(monkeypatch: pytest.Mon
         assert asked == wanted
 
 
+@pytest.mark.parametrize(
+    ("setting", "version_file", "reason"),
+    [
+        (
+            "auto",
+            "__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n",
+            r"torch 2\.13\.0\+cpu is built without CUDA",
+        ),
+        ("auto", "__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", "probed"),
+        ("auto", None, "probed"),
+        ("on", "__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n", "probed"),
+    ],
+)
+def test_no_cuda_kernels_for_a_torch_without_cuda(
+    setting: str, version_file: str | None, reason: str, tmp_path: Path
+) -> None:
+    if version_file is not None:
+        (tmp_path / "torch").mkdir()
+        (tmp_path / "torch/version.py").write_text(version_file)
+    code = f"""
+import os, setuptools, sys
+sys.argv = ["setup.py", "--version"]
+import setup
+os.environ["TXL_KERNELS_CUDA"] = {setting!r}
+setup.sysconfig.get_path = lambda name: {str(tmp_path)!r}
+setup.nvcc_does_not_work = lambda: "probed"
+try:
+    print("without:", setup.cuda_missing())
+except SystemExit as error:
+    print("failed:", error)
+"""
+    assert re.search(reason, run_python(code).splitlines()[-1])
+
+
 BUILDS = [  # TXL_KERNELS_CUDA, CUDACXX, and the output of setup.py
     ("on", "/nonexistent/nvcc", "failed: TXL_KERNELS_CUDA=on, but no CUDA compiler found"),
     ("perhaps", "nvcc", "failed: TXL_KERNELS_CUDA must be auto, on or off, got 'perhaps'"),
@@ -172,6 +206,7 @@ import os, setuptools, sys
 sys.argv = ["setup.py", "--version"]
 import setup
 for setting, compiler, _ in {BUILDS}:
+    setup.torch_without_cuda = lambda: None
     os.environ |= {{"TXL_KERNELS_CUDA": setting, "CUDACXX": compiler}}
     try:
         print("without:", setup.cuda_missing())
