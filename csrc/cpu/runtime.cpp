@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
@@ -100,6 +99,21 @@ void run_items(void* p) {
   }
 }
 
+// A condition variable. That of the standard library waits by a symbol of GCC 12, which libstdc++ of older systems
+// lacks.
+class Condition {
+ public:
+  void notify_one() { pthread_cond_signal(&condition_); }
+
+  template <class F>
+  void wait(std::unique_lock<std::mutex>& lock, const F& holds) {
+    while (!holds()) pthread_cond_wait(&condition_, lock.mutex()->native_handle());
+  }
+
+ private:
+  pthread_cond_t condition_ = PTHREAD_COND_INITIALIZER;
+};
+
 // The module's own threads. They are started when a loop first needs them, wait for the next loop, and never end.
 class Pool {
  public:
@@ -140,7 +154,7 @@ class Pool {
 
   std::atomic<bool> in_use_{false};
   std::mutex mutex_;  // guards all members below
-  std::condition_variable start_, end_;
+  Condition start_, end_;
   Loop* loop_ = nullptr;
   int threads_ = 0, wanted_ = 0, active_ = 0;  // wanted: threads yet to join the loop; active: those in it
 };
