@@ -88,6 +88,8 @@ class NetworkConfig:
             )
         if self.div_val > 1 and count == 1:
             raise TxlError(f"div_val = {self.div_val} needs cutoffs: with one bin there is nothing to make narrower")
+        if self.tie_projs == "tail" and count == 1:
+            raise TxlError("tie_projs = tail needs cutoffs: with one bin there is none but the first")
         if not self.embed_widths[-1]:
             raise TxlError(
                 f"div_val = {self.div_val} makes the last of {count} bins 0 wide: d_embed = {self.embed_width} is less than "

@@ -171,6 +171,7 @@ def test_invalid_targets() -> None:
         ({"div_val": 2}, "div_val = 2 needs cutoffs"),
         ({"tie_projs": "some"}, "tie_projs must be one of none, tail, all, got 'some'"),
         ({"tie_projs": "all", "tie_weight": False}, "tie_projs needs tie_weight"),
+        ({"tie_projs": "tail", "cutoffs": ()}, "tie_projs = tail needs cutoffs"),
         ({"encoding": "rotary"}, "sinusoid, learned, got 'rotary'"),
         ({"encoding": "shaw"}, "table_len must be given with encoding='shaw'"),
         ({"table_len": 3}, "table_len is for a learned encoding"),
