@@ -5,14 +5,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import fully_shard
 from training_helpers import trainer, unlock
 
 from txl import distributed
 from txl.distributed import World
 from txl.text import corpus as data
 from txl.training.trainer import Trainer
-from txl_kernels import RelAttention
 
 
 class Trained(NamedTuple):
@@ -58,27 +56,6 @@ def go_on(world: World, folder: Path, corpus: Path, until: int, **case: Any) -> 
         torch.set_default_dtype(before)
 
 
-def fully_sharded(world: World, x: Tensor, updates: int) -> list[float]:
-    """Train `RelAttention`s in a plain loop, sharded by `fully_shard` in several processes.
-
-    x: [B, L, 16], of which each process takes its rows. Return the losses of all rows.
-    """
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(*(RelAttention(16, 2).to(x.dtype) for _ in range(2)))
-    if world.size > 1:
-        for layer in model:
-            fully_shard(layer)
-        fully_shard(model)
-    optimizer, losses = torch.optim.Adam(model.parameters(), lr=1e-2), []
-    for _ in range(updates):
-        loss = (model(x[world.rows(len(x))]) - 1).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(sum(world.gather(loss.item())) / world.size)
-    return losses
-
-
 def _update(t: Trainer, updates: int) -> Trained:
     losses, norms = [], []
     for _ in range(updates):
@@ -114,13 +91,3 @@ def start_each(
         finally:
             distributed.code_digest = code
     return found
-
-
-def exchange(world: World) -> dict[str, Any]:
-    """Return rows, gathered values, a result of the first rank, and who is the first to fail."""
-    return {
-        "rows": [world.rows(n) for n in (0, 1, 5, 8)],
-        "gathered": world.gather(world.rank * 10),
-        "first": world.first_does(lambda: world.rank + 7),
-        "failing": world.gather(world.is_first_to_fail()),
-    }

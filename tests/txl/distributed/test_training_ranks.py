@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from rank_functions import Trained, fully_sharded, several
+from rank_functions import Trained, several
 from ranks import run_ranks
 
 from txl.distributed import World
@@ -88,12 +88,3 @@ def assert_same(name: str, want: Trained, got: list[Trained]) -> None:
             torch.cat(parts), layer, rtol=1e-6, atol=1e-8, msg=functools.partial("{}: {}".format, name)
         )
     assert want.losses[-1] < want.losses[0]
-
-
-def test_fully_shard_in_a_plain_loop() -> None:
-    """Layers sharded by torch's FSDP2 have the losses of one process."""
-    x = torch.randn(4, 12, 16, dtype=torch.float64)
-    want = fully_sharded(World(), x, 5)
-    for rank in run_ranks(fully_sharded, 2, x=x, updates=5):
-        assert rank == pytest.approx(want, rel=1e-9, abs=0)
-    assert want[-1] < want[0]

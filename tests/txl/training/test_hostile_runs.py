@@ -45,13 +45,6 @@ def test_folder_made_again_is_locked(tmp_path: Path, corpus: Corpus) -> None:
     assert "another process is training there" in other.stderr
 
 
-def test_resumed_run_is_locked(finished: Path, corpus: Corpus) -> None:
-    resumed = trainer(finished, corpus, resume=True, steps=8, save_every=3, eval_every=6)
-    other = subprocess.run([sys.executable, "-c", HOLD, finished], capture_output=True, text=True)
-    assert "another process is training there" in other.stderr
-    resumed.run()
-
-
 def test_damaged_log_stops_no_run(finished: Path, corpus: Corpus) -> None:
     """Lines that can be read are kept."""
     good = json.dumps({"step": 3, "loss": 1.0}).encode()

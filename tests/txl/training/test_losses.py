@@ -43,25 +43,6 @@ def gradients(t: Trainer) -> list[torch.Tensor]:
 PLAIN = {"model": {"dropout": 0.0, "attn_dropout": 0.0}, "clip": 1e9}
 
 
-@pytest.mark.parametrize("chunks", [2, 4])
-def test_chunks_give_the_gradients_of_the_whole_batch(tmp_path: Path, corpus: Corpus, chunks: int) -> None:
-    whole = gradients(trainer(tmp_path / "a", corpus, **PLAIN))
-    parts = gradients(trainer(tmp_path / "b", corpus, batch_chunk=chunks, **PLAIN))
-    for a, b in zip(whole, parts, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-
-
-def test_each_chunk_has_its_own_memory(tmp_path: Path, corpus: Corpus) -> None:
-    """The released batch_chunk; after two updates the memories are those of an unsplit batch."""
-    whole, parts = (
-        trainer(tmp_path / str(n), corpus, batch_chunk=n, model={"dropout": 0.0, "attn_dropout": 0.0}) for n in (1, 2)
-    )
-    for t in (whole, parts):
-        t.advance(2)
-    for a, b, c in zip(whole.batches.memories[0], *parts.batches.memories, strict=True):
-        torch.testing.assert_close(a, torch.cat([b, c]), rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize("mem_len", [0, 5])
 def test_memory_ends_where_the_next_segment_begins(mem_len: int) -> None:
     """With ext_len the memory leaves out the tokens that are read again."""
@@ -74,19 +55,6 @@ def test_memory_ends_where_the_next_segment_begins(mem_len: int) -> None:
     torch.testing.assert_close(again.hidden, want.hidden)
     if mem_len:
         assert first.memory[0].size(1) == 5
-
-
-def test_half_loss_scores_each_token_once_an_epoch(tmp_path: Path, corpus: Corpus) -> None:
-    t = trainer(tmp_path, corpus, loss="half", tgt_len=16, batch=2)
-    seen = [[], []]
-    for n in range(t.batches.streams.segments):
-        tokens, targets = t.batches.streams.segment(n)
-        assert tokens.size(1) - targets.size(1) == (0 if n == 0 else 8)
-        for b in range(2):
-            seen[b] += targets[b].tolist()
-    length = t.batches.streams.stream_len
-    for b in range(2):
-        assert seen[b] == corpus.train[b * length + 1 : (b + 1) * length + 1].tolist()
 
 
 def test_half_loss_gradient_by_hand(tmp_path: Path, corpus: Corpus) -> None:
