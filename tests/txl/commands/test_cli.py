@@ -40,16 +40,6 @@ def test_eval_and_prompts_of_compressed_files(txl: Run, run: Path, text: Path, t
     assert done.stdout.startswith("0001 follows"), done.stderr
 
 
-def test_eval_of_a_pipe(txl: Run, run: Path, text: Path) -> None:
-    reading, writing = os.pipe()
-    os.write(writing, text.read_bytes()[:500])
-    os.close(writing)
-    done = txl("eval", run, "--data", f"/dev/fd/{reading}")
-    os.close(reading)
-    assert done.returncode == 0, done.stderr
-    assert "500" in done.stdout
-
-
 def test_names_with_markup_or_invalid_utf8(text: Path, tmp_path: Path) -> None:
     source = os.fsencode(tmp_path) + b"/[red]caf\xe9.txt"
     with open(source, "wb") as file:
@@ -91,10 +81,8 @@ def test_generate_into_a_closed_pipe(run: Path) -> None:
 
 BAD = {
     "train missing.txt": "missing.txt: no such file or folder",
-    "train short.txt": "70 streams need at least 71",
     "eval {run} --data {corpus} --attn-len 0": "attn_len must be >= 1, got 0",
     "eval {run} --data {corpus} --attn-len 4,x": "--attn-len takes whole numbers",
-    "eval {run} --data {corpus} --segment 0": "segment must be >= 1",
     "eval {run} --data {corpus} --split dev": "split must be one of train, valid, test, got 'dev'",
     "eval {run} --data missing.txt": "missing.txt: not a prepared corpus",
     "eval missing": "missing: no such checkpoint",
@@ -103,10 +91,6 @@ BAD = {
     "generate {run} --prompt Ωa": "bytes that the training data never did: 0xa9, 0xce",
     "generate {run} --prompt \udcff": "bytes that the training data never did: 0xff",
     "generate {run} --prompt @missing.txt": "missing.txt: cannot be read",
-    "generate {run} --count 0": "count must be an integer >= 1, got 0",
-    "generate {run} --clamp-len 0": "clamp_len must be >= 1, got 0",
-    "generate {run} --stop=": "stop must be a string of at least one character, got ''",
-    "generate {run} --temperature -1": "temperature must be >= 0",
     "generate {run} --device cuda:77": "device 'cuda:77' cannot be used",
     "demo --minutes 0": "--minutes must be > 0",
     "train {run}/../nowhere": "no such file or folder",
@@ -118,7 +102,6 @@ def test_errors_are_one_line(
     txl: Run, arguments: str, run: Path, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("short.txt").write_text("abc\n" * 15 + "de")
     Path("pickle.pt").write_bytes(b"\x80\x04\x95" + bytes(100))
     Path("truncated.safetensors").write_bytes((run / "last.safetensors").read_bytes()[:-100])
     if arguments.startswith("train"):

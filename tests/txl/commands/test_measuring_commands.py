@@ -80,21 +80,12 @@ def test_eval_of_an_lstm(txl: Run, runs: dict[str, Path]) -> None:
     assert windows.returncode == 0, windows.stderr
 
 
-def test_generate_by_an_lstm(txl: Run, runs: dict[str, Path]) -> None:
-    done = txl("generate", runs["lstm"], "--count", "20", "--seed", "1")
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout) == 21
-
-
 BAD = {
     "recl {run} {other}": "its vocabulary is not that of",
     "recl {run} {run}": "a model is given twice",
     "recl {run} --step 200 --split test": "fewer than two contexts of 2,000",
     "recl {learned} --step 24 --contexts 3 --split train": "contexts begin at 24 tokens, beyond the 16",
     "recl {sinusoid} --step 24 --contexts 3 --split train": "contexts begin at 24 tokens, beyond the 16",
-    "recl {run} --samples 0": "samples must be >= 1",
-    "recl {run} --contexts 1": "contexts must be >= 2",
-    "recl {run} --step 0": "step must be >= 1",
     "recl {run} --ratio 0.1,2": "--ratio takes numbers in (0, 1] separated by commas, got '0.1,2'",
     "recl {run} --ratio few": "--ratio takes numbers in (0, 1] separated by commas, got 'few'",
     "recl {run} {run}/best.safetensors": "a model is given twice",
@@ -104,7 +95,6 @@ BAD = {
     "generate {lstm} --attn-len 5": "attn_len is for Transformers",
     "generate {lstm} --empty": "initial_memory is for Transformers",
     "train --run new --init {run} --recipe laptop-lstm --data {text}": "is of another kind of network than",
-    "recl {run} --split most": "split must be one of",
     "recl nowhere": "nowhere: no such checkpoint",
     "recl {begun}": "no such checkpoint",
     "attention {run} --window 1": "--window must be >= 2, got 1",
@@ -112,12 +102,10 @@ BAD = {
     "attention {run} --limit 0": "--limit must be >= 1, got 0",
     "attention {run} --heads 3": "--heads must be from 1 to 2, got 3",
     "attention {run} --heads x": "--heads takes whole numbers separated by commas, got 'x'",
-    "attention {run} --clamp-len 0": "clamp_len must be >= 1",
     "attention {lstm}": "a picture of attention is for Transformers, not for a network of kind 'lstm'",
     "attention {sinusoid}": "encoding 'sinusoid' has no positions in its scores",
     "attention {begun}": "no such checkpoint",
     "train --run new --recipe laptop-lstm --n-head 2 --data {text}": "unexpected keyword argument 'n_head'",
-    "train --run new --recipe laptop-qrnn --loss half --data {text}": "a network of kind 'qrnn' cannot read tokens again",
 }
 
 

@@ -7,13 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 import typer
 from command_helpers import SMALL, Run
 from rich.console import Console
 from training_helpers import trainer
 
-import txl_kernels
 from txl import pictures
 from txl.commands import console as terminal
 from txl.commands.cli import app
@@ -24,10 +22,6 @@ from txl.training.run import read_log
 LOGGED = {"step": 10, "loss": 1.25, "bpc": 1.8, "ppl": 3.5, "grad_norm": 1.0, "lr": 1e-3, "tokens_per_s": 12345.6}
 VALIDATED = {"step": 10, "valid_loss": 1.5, "valid_bpc": 2.16, "valid_ppl": 4.5}
 COMMANDS = typer.main.get_command(app).commands
-
-
-def test_version(txl: Run) -> None:
-    assert txl("--version").stdout.startswith(f"txl {txl_kernels.__version__}, torch {torch.__version__}, Python 3.")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from packed import tarred, zipped
+from packed import tarred, written, zipped
 
 from txl.errors import TxlError
 from txl.text import corpus as data
@@ -13,14 +13,6 @@ from txl.text import datasets
 from txl.text.datasets import PrepareOptions
 
 Files = dict[str, str]
-
-
-def written(folder: Path, files: Files) -> Path:
-    for name, content in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode())
-    return folder
 
 
 def prepared(source: Path, out: Path, **options: object) -> data.Corpus:
@@ -218,12 +210,8 @@ BAD: dict[str, tuple[Files, dict[str, object], str]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_sources(case: str, tmp_path: Path) -> None:
     files, options, message = BAD[case]
-    for name, content in files.items():
-        path = tmp_path / "in" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(TxlError, match=message) as raised:
-        prepared(tmp_path / "in", tmp_path / "c", **options)
+        prepared(written(tmp_path / "in", files), tmp_path / "c", **options)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "c").exists()
 
