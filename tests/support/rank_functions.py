@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from default_device import default_dtype
 from torch import Tensor
 from training_helpers import trainer, unlock
 
@@ -29,31 +30,23 @@ def several(
     world: World, folder: Path, corpus: Path, cases: dict[str, dict[str, Any]], updates: int
 ) -> dict[str, Trained]:
     """Train each case from its start, in float64."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        opened, found = data.load(corpus), {}
+    opened, found = data.load(corpus), {}
+    with default_dtype(torch.float64):
         for name, case in cases.items():
             t = trainer(folder / name, opened, world=world, **case)
             found[name] = _update(t, updates)
-        return found
-    finally:
-        torch.set_default_dtype(before)
+    return found
 
 
 def go_on(world: World, folder: Path, corpus: Path, until: int, **case: Any) -> Trained:
     """Begin or resume a run and train until step `until`, in float64; write a checkpoint."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
+    with default_dtype(torch.float64):
         resume = (folder / "run.json").exists()
         t = trainer(folder, data.load(corpus), world=world, resume=resume, **case)
         result = _update(t, until - t.step)
         t.save()
-        return result
-    finally:
-        unlock(folder)
-        torch.set_default_dtype(before)
+    unlock(folder)
+    return result
 
 
 def _update(t: Trainer, updates: int) -> Trained:

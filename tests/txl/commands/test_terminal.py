@@ -1,6 +1,5 @@
-"""Output to a terminal or a file: help, header, progress, picture of the loss."""
+"""Output to a terminal or a file: help, header, picture of the loss."""
 
-import io
 import json
 import re
 import sys
@@ -9,18 +8,14 @@ from pathlib import Path
 import pytest
 import typer
 from command_helpers import SMALL, Run
-from rich.console import Console
 from training_helpers import trainer
 
 from txl import pictures
-from txl.commands import console as terminal
 from txl.commands.cli import app
 from txl.commands.train import draw_loss
 from txl.text.corpus import Corpus
 from txl.training.run import read_log
 
-LOGGED = {"step": 10, "loss": 1.25, "bpc": 1.8, "ppl": 3.5, "grad_norm": 1.0, "lr": 1e-3, "tokens_per_s": 12345.6}
-VALIDATED = {"step": 10, "valid_loss": 1.5, "valid_bpc": 2.16, "valid_ppl": 4.5}
 COMMANDS = typer.main.get_command(app).commands
 
 
@@ -32,29 +27,6 @@ def test_help_has_every_option_in_80_columns(txl: Run, command: str, monkeypatch
     for option in COMMANDS[command].params:
         assert option.opts[0].lstrip("-").lower() in shown.stdout.lower()
     assert max(map(len, shown.stdout.splitlines())) <= 80
-
-
-@pytest.mark.parametrize(("kind", "width"), [(None, 20), ("dumb", 80), ("xterm", 80)])
-def test_progress(
-    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str | None, width: int
-) -> None:
-    """A bar on a terminal; whole lines in a file, or where the cursor cannot be moved."""
-    shown = {"force_terminal": True, "_environ": {"TERM": kind}, "color_system": None} if kind else {}
-    console = Console(file=io.StringIO(), width=width, **shown)
-    monkeypatch.setattr(terminal, "console", console)
-    with terminal.training_progress(trainer(tmp_path, corpus)) as report:
-        report(LOGGED)
-        report(VALIDATED)
-    with terminal.evaluation_progress("attention length {8} [b]", 10) as progress:
-        progress(5)
-    lines = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "\n", console.file.getvalue()).splitlines()
-    validated = "step 10 of 20: validation loss 1.5000, bpc 2.1600"
-    if kind == "xterm":
-        assert any("step 10 of 20" in x and "12,346" in x for x in lines)
-        assert any("attention length {8} [b]" in x for x in lines)
-        assert validated in map(str.strip, lines)
-    else:
-        assert lines == ["step 10 of 20: loss 1.2500, bpc 1.8000, 12,346 tokens/s", validated]
 
 
 def test_training_into_a_file_without_matplotlib(

@@ -7,6 +7,7 @@ from typing import IO
 
 import pytest
 import torch
+from default_device import default_dtype
 from training_helpers import assert_same_run, contents, trainer
 
 from txl.errors import Interrupted, TxlError
@@ -56,8 +57,7 @@ def test_resumed_run_is_bit_exact_at_any_alignment_of_the_file(
     def padded(file: IO[bytes], tensors: Mapping[str, torch.Tensor], metadata: dict[str, str]) -> None:
         write(file, tensors, metadata | {"padding": padding * "x"})
 
-    torch.set_default_dtype(torch.float64)
-    try:
+    with default_dtype(torch.float64):
         straight = trainer(tmp_path / "straight", corpus, batch_chunk=chunks)
         straight.advance(8)
         straight.save()
@@ -69,8 +69,6 @@ def test_resumed_run_is_bit_exact_at_any_alignment_of_the_file(
         resumed = trainer(tmp_path / "half", corpus, resume=True, batch_chunk=chunks)
         resumed.advance(5)
         resumed.save()
-    finally:
-        torch.set_default_dtype(torch.float32)
     assert_same_run(tmp_path / "straight", tmp_path / "half")
 
 

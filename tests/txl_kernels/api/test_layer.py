@@ -9,7 +9,7 @@ import torch
 from layers import EXTENT, HEADS, OPTIONS, WIDTH, definition, hidden, layer, run
 from torch import Tensor, nn
 
-from txl_kernels import LearnedRelativeAttention, RelAttention, rel_attention, sinusoid
+from txl_kernels import LearnedRelativeAttention, RelAttention, sinusoid
 from txl_kernels import attention_layer as layers
 
 B, L, M = 2, 9, 5
@@ -120,12 +120,6 @@ def test_empty_segment() -> None:
         assert layer(causal=causal)(hidden(0)).shape == (B, 0, WIDTH)
 
 
-def test_shared_biases_are_one_parameter() -> None:
-    bias = nn.Parameter(torch.zeros(HEADS, 3))
-    net = nn.ModuleList(RelAttention(WIDTH, HEADS, content_bias=bias, position_bias=bias) for _ in range(3))
-    assert sum(p is bias for p in net.parameters()) == 1
-
-
 def test_attention_dropout_only_in_training() -> None:
     it, x = layer(attn_dropout=0.5), hidden(L)
     assert torch.equal(it(x), it(x))
@@ -187,13 +181,6 @@ def test_parameters_can_be_initialized_after_to_empty(name: str) -> None:
         assert x.isfinite().all()
         assert x.any() == (parameter not in zeros)
         assert parameter not in ones or (x == 1).all()
-
-
-def test_repr_shows_every_option() -> None:
-    options = {"n_kv_head": 2, "window": 4, "scale": 0.5, "position_width": 8, "attn_dropout": 0.1, "extent": EXTENT}
-    shown = repr(layer("learned, every option", **options))
-    options |= {"sink": True, "qk_norm": True, "causal": True, "chunk": None, "batch_first": False, "backend": None}
-    assert all(f"{name}={value}" in shown for name, value in options.items())
 
 
 BAD_OPTIONS: dict[str, dict[str, Any]] = {
@@ -285,9 +272,3 @@ def test_sinusoids_are_exact_in_half_precision() -> None:
     far = torch.tensor([3927])
     want = sinusoid(far, 64, torch.float64)
     assert (sinusoid(far, 64, torch.bfloat16).double() - want).abs().max() < 2**-8
-
-
-def test_zero_row_beyond_32_bits() -> None:
-    q, r, u = torch.randn(1, 2, 4, 8), torch.randn(2, 8, 8), torch.zeros(2, 8)
-    with pytest.raises(ValueError, match=r"zero_row must be an integer from 0 to 2\*\*31 - 1"):
-        rel_attention(q, q, q, r, u, u, zero_row=2**70)

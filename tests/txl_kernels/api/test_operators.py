@@ -183,17 +183,6 @@ def test_activation_checkpointing_repeats_the_dropout(backend: str, reentrant: b
     )
 
 
-def test_functorch_grad(backend: str) -> None:
-    inputs = make_inputs(Case(""), torch.float32)
-
-    def loss(q: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
-        return rel_attention(**as_call(inputs) | {"q": q, "r": r}, backend=backend).square().sum()
-
-    got = torch.func.grad(loss, argnums=(0, 1))(inputs["q"].detach(), inputs["r"].detach())
-    want = torch.autograd.grad(loss(inputs["q"], inputs["r"]), (inputs["q"], inputs["r"]))
-    torch.testing.assert_close(got, want)
-
-
 SEED = "seed must be None or an int64 tensor of one element on cpu, got torch"
 BAD_FIELDS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"r": torch.zeros(2, 4, 8)}, ValueError, "r needs 11 rows"),

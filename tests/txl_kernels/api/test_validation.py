@@ -103,6 +103,7 @@ VALUE_ERRORS: dict[str, dict[str, Any]] = {
     "softcap must be 0.0 for none, or a number .., got -1.0": {"softcap": -1.0},
     "softcap must be .., got 1e-31": {"softcap": 1e-31},
     "zero_row must be an integer from 0 .., got -1": {"zero_row": -1},
+    "zero_row must be an integer from 0 to 2**31 - 1": {"zero_row": 2**70},
     "scale must be None or a finite number in float32's range, got nan": {"scale": math.nan},
     "scale must be .. in float32's range, got 136": {"scale": 2**130},
     "dropout_p must be a number in [0, 1), got 1.0": {"dropout_p": 1.0},

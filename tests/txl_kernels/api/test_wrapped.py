@@ -22,20 +22,6 @@ NAMES = ("qkv", "r", "out")
 Change = Callable[[nn.Module], Any]
 
 
-class Adapter(nn.Module):
-    """LoRA of rank 4 around a linear layer, without a `weight` of its own."""
-
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base = base
-        self.down = nn.Linear(base.in_features, 4, bias=False)
-        self.up = nn.Linear(4, base.out_features, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.base(x) + self.up(self.down(x))
-        return result
-
-
 class Halved(nn.Linear):
     """A subclass, as quantized and float8 layers are."""
 
@@ -100,7 +86,6 @@ def quantize(layer: nn.Module) -> nn.Module:
 
 # Each changes a layer in place, or returns a module around it.
 WRAPPERS: dict[str, Change] = {
-    "adapter": replace_each(Adapter),
     "forward hook": each(lambda m: m.register_forward_hook(lambda module, arguments, output: 2 * output)),
     "forward pre-hook": each(lambda m: m.register_forward_pre_hook(lambda module, arguments: (3 * arguments[0],))),
     "replaced forward": each(replace_forward),
