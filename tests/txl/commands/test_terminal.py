@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from command_helpers import SMALL, Run
+from command_helpers import SMALL, Run, succeeded
 from training_helpers import trainer
 
 from txl import pictures
@@ -22,8 +22,7 @@ COMMANDS = typer.main.get_command(app).commands
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_every_option_in_80_columns(txl: Run, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
-    shown = txl(command, "-h")
-    assert shown.returncode == 0, shown.stderr
+    shown = succeeded(txl(command, "-h"))
     for option in COMMANDS[command].params:
         assert option.opts[0].lstrip("-").lower() in shown.stdout.lower()
     assert max(map(len, shown.stdout.splitlines())) <= 80

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_helpers import in_process, one_line
+from command_helpers import in_process, one_line, succeeded
 from hugging_face_model import PLAIN, SIZES, transfo_xl
 from safetensors.torch import save_file
 
@@ -113,8 +113,7 @@ def files(released: Path) -> Path:
 def test_import_command(form: str, kind: str, files: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A file is named; its format is recognized by content."""
     out = tmp_path / "ours.safetensors"
-    done = in_process(capfd, "import", files / kind / FILES[form], out)
-    assert done.returncode == 0, done.stderr
+    done = succeeded(in_process(capfd, "import", files / kind / FILES[form], out))
     assert form in done.stdout
     done = in_process(capfd, "import", files / kind / FILES[form], tmp_path / "other.safetensors", "--mem-len", 3)
     one_line(done, "give them for TensorFlow's only")

@@ -194,11 +194,6 @@ BAD: dict[str, tuple[Files, dict[str, object], str]] = {
     ),
     "empty split": (PLAIN | {"valid.txt": ""}, {"rule": "words"}, "the valid split is empty"),
     "no words": (WIKI | {"wiki.train.tokens": "\n"}, {}, r"in .*: holds no words to make a vocabulary of"),
-    "empty sentences": (
-        {name: content if "00001-of-00050" not in name else "" for name, content in ONE_BILLION.items()},
-        {"rule": "one-billion-word"},
-        "the valid split is empty",
-    ),
     "unknown word": (WIKI | {"wiki.train.tokens": "a\n"}, {}, "in .*: the text holds words .*: 'c'"),
     "no UTF-8": (PLAIN | {"train.txt": "a \udcff\n"}, {"rule": "words"}, r"is not UTF-8 \(byte 2 of train\)"),
     "newline": (PLAIN, {"newline": "drop"}, "newline is no option of the rule bytes; it is one of enwik8"),
