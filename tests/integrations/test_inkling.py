@@ -19,7 +19,6 @@ from inkling_models import (
     LEFT,
     NAMES,
     TOKENS,
-    WINDOW,
     L,
     causal_mask,
     logits,
@@ -257,7 +256,6 @@ GENERATIONS: dict[str, dict[str, Any]] = {
     "beams": {"num_beams": 3},
     "no cache": {"use_cache": False},
     "candidates": {"prompt_lookup_num_tokens": 3},
-    "static": {"cache_implementation": "static"},
 }
 
 
@@ -265,12 +263,10 @@ GENERATIONS: dict[str, dict[str, Any]] = {
 @EACH
 def test_generation(name: str, kind: str) -> None:
     """Candidates are checked several at a time, and some are removed from the cache."""
-    window = 40 if kind == "static" else WINDOW  # the original raises for a static cache longer than the window
-    model = model_of(name, sliding_window_size=window)
+    model = model_of(name)
     rows = slice(0, 1) if kind == "candidates" else slice(None)
     given = {"attention_mask": LEFT[rows], "max_new_tokens": 9, "do_sample": False, **GENERATIONS[kind]}
-    theirs = given if (name, kind) != ("Inkling", "static") else given | {"cache_implementation": "dynamic"}
-    want = model.generate((TOKENS * LEFT)[rows], **theirs)
+    want = model.generate((TOKENS * LEFT)[rows], **given)
     report = accelerate(model, strict=True)
     assert torch.equal(model.generate((TOKENS * LEFT)[rows], **given), want)
     assert want[:, L:].unique().numel() > 3

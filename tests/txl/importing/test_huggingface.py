@@ -107,6 +107,8 @@ def test_import_command(saved: Path, tmp_path: Path, capfd: pytest.CaptureFixtur
     one_line(in_process(capfd, "import", saved, out), "exists already; choose another file")
     one_line(in_process(capfd, "import", saved, tmp_path / "ours.bin"), "must end in .safetensors")
     one_line(in_process(capfd, "import", tmp_path, tmp_path / "other.safetensors"), "not a checkpoint that is known")
+    done = in_process(capfd, "import", saved, tmp_path / "other.safetensors", "--mem-len", 3)
+    one_line(done, "give them for TensorFlow's only")
     words = tmp_path / "words.txt"
     words.write_text("\n".join(WORDS))
     succeeded(in_process(capfd, "import", saved, tmp_path / "other.safetensors", "--vocabulary", words))

@@ -133,16 +133,6 @@ def test_given_positions() -> None:
     torch.testing.assert_close(it(x, memory, positions=positions), it(x, memory))
 
 
-def test_untrained_learned_layer_ignores_positions() -> None:
-    """With the table at zero it is plain attention; the table's gradient is not zero."""
-    it, x = LearnedRelativeAttention(WIDTH, HEADS, extent=EXTENT, dtype=torch.float64), hidden(L)
-    q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in it.qkv(x).chunk(3, -1))
-    out = it(x)
-    plain = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    torch.testing.assert_close(out, it.out(plain.transpose(1, 2).flatten(-2)))
-    assert torch.autograd.grad(out.square().sum(), it.table)[0].any()
-
-
 def test_autocast() -> None:
     it = layer("learned, every option", batch_first=True, backend="reference").float()
     x = hidden(L).float()

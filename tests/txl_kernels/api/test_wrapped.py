@@ -4,19 +4,18 @@ method."""
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune, spectral_norm
 
 from txl_kernels import KeyValueCache, RelAttention, rel_attention, start_from_lengths
 from txl_kernels.linear import plain_weight, project
 
+pytestmark = pytest.mark.usefixtures("one_process")  # which DDP and FSDP need
 B, M, L, WIDTH = 2, 6, 8, 32
 NAMES = ("qkv", "r", "out")
 Change = Callable[[nn.Module], Any]
@@ -102,15 +101,6 @@ WRAPPERS: dict[str, Change] = {
     "DDP": nn.parallel.DistributedDataParallel,
     "FSDP": shard,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A process group, which DDP and FSDP need."""
-    store: Path = tmp_path_factory.mktemp("store") / "store"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def new_layer() -> RelAttention:
