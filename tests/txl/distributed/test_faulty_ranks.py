@@ -4,12 +4,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from command_helpers import SMALL, Done, in_process, one_line
+from command_helpers import SMALL, Run, one_line
 from rank_functions import start_each
 from ranks import environment, run_ranks, torchrun
 
@@ -32,14 +31,6 @@ CASES: dict[str, tuple[list[dict[str, Any]], str]] = {
     "code": ([{}, {"other_code": True}], "the processes differ in the code of txl"),
     "no run": ([{"resume": True}] * 2, "no such checkpoint"),
 }
-
-
-Txl = Callable[..., Done]
-
-
-@pytest.fixture
-def txl(capfd: pytest.CaptureFixture[str]) -> Txl:
-    return lambda *arguments: in_process(capfd, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +105,7 @@ def test_port_in_use_is_reported() -> None:
     ids=["half", "letters", "beyond"],
 )  # fmt: skip
 def test_environment_not_set_by_torchrun(
-    txl: Txl, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str, tmp_path: Path
+    txl: Run, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], words: str, tmp_path: Path
 ) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
