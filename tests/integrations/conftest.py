@@ -2,13 +2,10 @@
 test-integrations`): another transformers than the one that other tests compare with."""
 
 import importlib
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from implementations import bare_peers
 from txl_kernels.integrations import registry
@@ -44,16 +41,6 @@ def any_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forgets the peers that a test registers."""
     monkeypatch.setattr(registry, "_peers", dict(registry._peers))
-
-
-@pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A process group of one process."""
-    os.environ.pop("RANK", None)
-    store: Path = tmp_path_factory.mktemp("group") / "store"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

@@ -229,13 +229,6 @@ def test_wrong_files(hf: Any, tmp_path: Path) -> None:
     from txl.errors import TxlError
 
     folder, load = shutil.copytree(HERE / "plain", tmp_path / "plain"), hf.TransfoXLLMHeadModel.from_pretrained
-    _config(folder, d_inner=41)
-    with pytest.raises(TxlError, match=r"CoreNet.0.weight has shape \[40, 24\], the configuration needs \[41, 24\]"):
-        load(folder)
-    _config(folder, d_inner=40, attn_type=1)
-    with pytest.raises(TxlError, match="attn_type 1 is none"):
-        load(folder)
-    _config(folder, attn_type=0)
     tensors = load_file(folder / "model.safetensors")
     tensors.pop("transformer.layers.1.pos_ff.layer_norm.bias")
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})

@@ -148,24 +148,6 @@ def test_removed_layer_is_freed() -> None:
     assert "encoder.block.1.layer.0.SelfAttention" in str(report)
 
 
-def test_restored_layer_of_a_stack() -> None:
-    """The others fall back until the next `accelerate`, which also accelerates a new layer."""
-    model = model_of()
-    want = loss_and_gradients(model)
-    report = accelerate(model, strict=True)
-    assert restore(model.decoder.block[2]) == 1
-    close(loss_and_gradients(model), want)
-    reasons = {
-        "another layer of its stack is not accelerated": 1,
-        "biases of all pairs, of a layer that the original answered": 1,
-    }
-    assert report.fallbacks == reasons
-    model.decoder.block[2] = copy.deepcopy(model.decoder.block[2])
-    again = accelerate(model, strict=True)
-    close(loss_and_gradients(model), want)
-    assert again.fallbacks == reasons
-
-
 @pytest.mark.parametrize("buckets", [32, 20])
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("max_distance", [128, 40])

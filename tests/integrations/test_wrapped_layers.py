@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from layer_helpers import EACH_ADAPTER, NO_GRADIENTS, both, case_of, check, compare
-from model_helpers import small_model
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
@@ -217,37 +216,6 @@ def test_memory_of_our_own_layer(wrapper: str, tmp_path: Path) -> None:
             *(torch.autograd.grad(out.square().sum(), parameters) for out in outputs), strict=True
         ):
             torch.testing.assert_close(gradient, want, atol=5 * tolerance * float(want.abs().max()), rtol=0)
-
-
-def test_sharding_of_our_own_layer() -> None:
-    """FSDP2 gathers the parameters of the projections, or of the layer itself, for a call."""
-    from torch.distributed.fsdp import fully_shard
-
-    it, x = our_own_layer()
-
-    def gradients() -> list[Tensor]:
-        it.zero_grad()
-        it(x[:, M:], x[:, :M]).square().sum().backward()
-        found = [p.grad for p in it.parameters() if p.grad is not None]
-        return [getattr(g, "full_tensor", g.clone)() for g in found]
-
-    want = gradients()
-    sharded(it)
-    fully_shard(it)
-    for gradient, other in zip(gradients(), want, strict=True):
-        torch.testing.assert_close(gradient, other)
-
-
-@pytest.mark.parametrize("encoding", ["relative", "shaw", "shaw-released"])
-def test_lora_of_our_own_model(encoding: str) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    model = small_model(encoding=encoding, table_len=None if encoding == "relative" else 40, mem_len=30)
-    adapted = get_peft_model(model, LoraConfig(target_modules=["qkv", "out"], init_lora_weights=False)).eval()
-    tokens = torch.randint(31, (2, 14))
-    whole, _ = adapted(tokens)
-    _, memory = adapted(tokens[:, :6])
-    torch.testing.assert_close(adapted(tokens[:, 6:], memory)[0], whole[:, 6:], rtol=0, atol=1e-9)
 
 
 def test_lora_of_a_transformers_model(hf: Any) -> None:

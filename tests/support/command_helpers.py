@@ -38,6 +38,12 @@ def in_process(capfd: pytest.CaptureFixture[str], *arguments: object) -> Done:
     return Done(code, *capfd.readouterr())
 
 
+def succeeded(done: Done) -> Done:
+    """Assert that the command was successful, and return it."""
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def one_line(done: Done, words: str) -> None:
     """Assert that the command failed with one line that has these words."""
     assert done.returncode == 1, (done.stdout, done.stderr)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from default_device import default_dtype
 from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from training_helpers import trainer, unlock
@@ -31,52 +32,23 @@ def several(
     world: World, folder: Path, corpus: Path, cases: dict[str, dict[str, Any]], updates: int
 ) -> dict[str, Trained]:
     """Train each case from its start, in float64."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        opened, found = data.load(corpus), {}
+    opened, found = data.load(corpus), {}
+    with default_dtype(torch.float64):
         for name, case in cases.items():
             t = trainer(folder / name, opened, world=world, **case)
             found[name] = _update(t, updates)
-        return found
-    finally:
-        torch.set_default_dtype(before)
+    return found
 
 
 def go_on(world: World, folder: Path, corpus: Path, until: int, **case: Any) -> Trained:
     """Begin or resume a run and train until step `until`, in float64; write a checkpoint."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
+    with default_dtype(torch.float64):
         resume = (folder / "run.json").exists()
         t = trainer(folder, data.load(corpus), world=world, resume=resume, **case)
         result = _update(t, until - t.step)
         t.save()
-        return result
-    finally:
-        unlock(folder)
-        torch.set_default_dtype(before)
-
-
-def fully_sharded(world: World, x: Tensor, updates: int) -> list[float]:
-    """Train `RelAttention`s in a plain loop, sharded by `fully_shard` in several processes.
-
-    x: [B, L, 16], of which each process takes its rows. Return the losses of all rows.
-    """
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(*(RelAttention(16, 2).to(x.dtype) for _ in range(2)))
-    if world.size > 1:
-        for layer in model:
-            fully_shard(layer)
-        fully_shard(model)
-    optimizer, losses = torch.optim.Adam(model.parameters(), lr=1e-2), []
-    for _ in range(updates):
-        loss = (model(x[world.rows(len(x))]) - 1).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(sum(world.gather(loss.item())) / world.size)
-    return losses
+    unlock(folder)
+    return result
 
 
 def _update(t: Trainer, updates: int) -> Trained:
@@ -116,11 +88,22 @@ def start_each(
     return found
 
 
-def exchange(world: World) -> dict[str, Any]:
-    """Return rows, gathered values, a result of the first rank, and who is the first to fail."""
-    return {
-        "rows": [world.rows(n) for n in (0, 1, 5, 8)],
-        "gathered": world.gather(world.rank * 10),
-        "first": world.first_does(lambda: world.rank + 7),
-        "failing": world.gather(world.is_first_to_fail()),
-    }
+def fully_sharded(world: World, x: Tensor, updates: int) -> list[float]:
+    """Train `RelAttention`s in a plain loop, sharded by `fully_shard` in several processes.
+
+    x: [B, L, 16], of which each process takes its rows. Return the losses of all rows.
+    """
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(RelAttention(16, 2).to(x.dtype) for _ in range(2)))
+    if world.size > 1:
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=1e-2), []
+    for _ in range(updates):
+        loss = (model(x[world.rows(len(x))]) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(sum(world.gather(loss.item())) / world.size)
+    return losses

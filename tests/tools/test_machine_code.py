@@ -69,13 +69,6 @@ def test_kernels_and_table_differ(
     assert json.loads((tmp_path / "table.json").read_text()) == {"Triton 3.9": {new: kernel}}
 
 
-def test_architectures_that_need_a_newer_triton() -> None:
-    message = "needs torch 2.14 or newer, which brings Triton 3.8; Triton 3.7 is"
-    assert message in config.why_not_capability((10, 3), (3, 7))
-    assert config.why_not_capability((10, 0), (3, 8)) is None
-    assert config.why_not_capability((12, 0), (3, 6)) is None
-
-
 def test_spill_of_a_tile_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tile known to need more than the registers of sm_80."""
     monkeypatch.setattr(config, "choose", lambda *given: config.Config(64, 64, 4, 1))
@@ -148,9 +141,3 @@ def test_registers_that_warpgroups_redistribute(tmp_path: Path) -> None:
     (kernel,) = machine_code.measure_cuda(fatbin).values()
     assert (kernel["keeps"], kernel["takes"], kernel["groups"]) == (40, 232, 3)
     assert kernel["used"] < 40
-
-
-def test_readable_names() -> None:
-    assert machine_code.readable("_ZN8txl_cuda20backward_keys_kernelINS_9KeysShapeINS_3F16ELi128ELi1ELi2ELi3ELb1EEEEEv") == (
-        "hopper backward_keys f16 width 128"
-    )  # fmt: skip

@@ -1,10 +1,19 @@
-"""A small text, corpus and model for the tests of `txl`."""
+"""The `txl` command, a small text and its corpus."""
 
+import functools
 from pathlib import Path
 
 import pytest
+from command_helpers import Run, in_process
 
+from txl.commands.console import console
 from txl.text import corpus as data
+
+
+@pytest.fixture
+def txl(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setattr(console, "width", 120)
+    return functools.partial(in_process, capfd)
 
 
 @pytest.fixture(scope="session")

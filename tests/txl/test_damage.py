@@ -1,11 +1,7 @@
 """Damaged files and killed processes: an error that names the file, or the undamaged result."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from training_helpers import assert_same_run, trainer, unlock
+from training_helpers import trainer, unlock
 
 from txl.commands.train import run_to_go_on
 from txl.errors import TxlError
@@ -172,37 +168,3 @@ def test_resumed_runs(whole: Path, tmp_path: Path, name: str) -> None:
         shutil.copytree(whole, run)
 
     for_any_damage(run / name, 40, check)
-
-
-KILLED = """
-import os, signal, sys
-left = int(sys.argv[2])
-def moment(act):
-    def acting(*arguments, **options):
-        global left
-        left -= 1
-        if left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return act(*arguments, **options)
-    return acting
-os.fsync, os.replace = moment(os.fsync), moment(os.replace)
-from pathlib import Path
-from training_helpers import trainer
-from txl.text import corpus as data
-trainer(Path(sys.argv[1]), data.load(sys.argv[3]), steps=6, eval_every=3, save_every=2).run()
-"""
-
-
-@pytest.mark.parametrize("moment", [3, 8])
-def test_killed_process(whole: Path, tmp_path: Path, moment: int) -> None:
-    """SIGKILL between writing and renaming a file; test_ends.py has all moments in one process."""
-    environment = os.environ | {"PYTHONPATH": ":".join(sys.path)}
-    command = [sys.executable, "-c", KILLED, tmp_path / "run", str(moment), whole / "corpus"]
-    done = subprocess.run(command, env=environment, check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert list((tmp_path / "run").glob(".*.tmp")), "nothing was being written"
-    corpus = data.load(whole / "corpus")
-    trainer(tmp_path / "run", corpus, resume=(tmp_path / "run" / "last.safetensors").exists(), **OPTIONS).run()
-    assert_same_run(whole, tmp_path / "run")
-    assert (whole / "best.safetensors").read_bytes() == (tmp_path / "run" / "best.safetensors").read_bytes()
-    assert not list((tmp_path / "run").glob(".*.tmp"))

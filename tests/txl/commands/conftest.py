@@ -1,21 +1,13 @@
-"""The `txl` command, and a finished run."""
+"""A finished run."""
 
-import functools
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from command_helpers import SMALL, Run, in_process
+from command_helpers import SMALL
 
-from txl.commands.console import console
 from txl.text.corpus import Corpus
-
-
-@pytest.fixture
-def txl(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr(console, "width", 120)
-    return functools.partial(in_process, capfd)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_helpers import SMALL, Run, in_process, one_line
+from command_helpers import SMALL, Run, in_process, one_line, succeeded
 
 from txl import load
 from txl.evaluation.generate import Sampling
@@ -21,8 +21,7 @@ ROOT = Path(__file__).parent.parent.parent.parent
 
 def test_eval_prints_a_row_for_each_attention_length(txl: Run, run: Path, corpus: Corpus) -> None:
     trained = load(run).attn_len
-    done = txl("eval", run, "--data", corpus.folder, "--attn-len", f"1,{trained},8", "--split", "valid")
-    assert done.returncode == 0, done.stderr
+    done = succeeded(txl("eval", run, "--data", corpus.folder, "--attn-len", f"1,{trained},8", "--split", "valid"))
     rows = [line.split("│") for line in done.stdout.splitlines() if f"{len(corpus.valid):,}" in line]
     bpc = {int(row[1]): row[3].strip() for row in rows}
     assert list(bpc) == [1, trained, 8]
@@ -38,16 +37,6 @@ def test_eval_and_prompts_of_compressed_files(txl: Run, run: Path, text: Path, t
     (tmp_path / "p").write_bytes(gzip.compress(b"0001 follows"))
     done = txl("generate", run, "--prompt", f"@{tmp_path / 'p'}", "--count", "3")
     assert done.stdout.startswith("0001 follows"), done.stderr
-
-
-def test_eval_of_a_pipe(txl: Run, run: Path, text: Path) -> None:
-    reading, writing = os.pipe()
-    os.write(writing, text.read_bytes()[:500])
-    os.close(writing)
-    done = txl("eval", run, "--data", f"/dev/fd/{reading}")
-    os.close(reading)
-    assert done.returncode == 0, done.stderr
-    assert "500" in done.stdout
 
 
 def test_names_with_markup_or_invalid_utf8(text: Path, tmp_path: Path) -> None:
@@ -67,8 +56,7 @@ def test_generate_as_the_paper_did(txl: Run, run: Path, corpus: Corpus, tmp_path
     context = corpus.vocabulary.decode(corpus.test[:512].tolist())
     (tmp_path / "context.txt").write_bytes(context)
     options = "--top-k 40 --temperature 1 --attn-len 1601 --clamp-len 1000 --zeros --count 60 --seed 5".split()
-    done = txl("generate", run, "--prompt", f"@{tmp_path / 'context.txt'}", *options)
-    assert done.returncode == 0, done.stderr
+    done = succeeded(txl("generate", run, "--prompt", f"@{tmp_path / 'context.txt'}", *options))
     continued = load(run, clamp_len=1000, zeros=True).generate(context, 60, Sampling(1.0, top_k=40), 1601, seed=5)
     assert done.stdout == context.decode() + continued + "\n"
     stop = continued[30:33]
@@ -91,10 +79,8 @@ def test_generate_into_a_closed_pipe(run: Path) -> None:
 
 BAD = {
     "train missing.txt": "missing.txt: no such file or folder",
-    "train short.txt": "70 streams need at least 71",
     "eval {run} --data {corpus} --attn-len 0": "attn_len must be >= 1, got 0",
     "eval {run} --data {corpus} --attn-len 4,x": "--attn-len takes whole numbers",
-    "eval {run} --data {corpus} --segment 0": "segment must be >= 1",
     "eval {run} --data {corpus} --split dev": "split must be one of train, valid, test, got 'dev'",
     "eval {run} --data missing.txt": "missing.txt: not a prepared corpus",
     "eval missing": "missing: no such checkpoint",
@@ -103,10 +89,6 @@ BAD = {
     "generate {run} --prompt Ωa": "bytes that the training data never did: 0xa9, 0xce",
     "generate {run} --prompt \udcff": "bytes that the training data never did: 0xff",
     "generate {run} --prompt @missing.txt": "missing.txt: cannot be read",
-    "generate {run} --count 0": "count must be an integer >= 1, got 0",
-    "generate {run} --clamp-len 0": "clamp_len must be >= 1, got 0",
-    "generate {run} --stop=": "stop must be a string of at least one character, got ''",
-    "generate {run} --temperature -1": "temperature must be >= 0",
     "generate {run} --device cuda:77": "device 'cuda:77' cannot be used",
     "demo --minutes 0": "--minutes must be > 0",
     "train {run}/../nowhere": "no such file or folder",
@@ -118,7 +100,6 @@ def test_errors_are_one_line(
     txl: Run, arguments: str, run: Path, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("short.txt").write_text("abc\n" * 15 + "de")
     Path("pickle.pt").write_bytes(b"\x80\x04\x95" + bytes(100))
     Path("truncated.safetensors").write_bytes((run / "last.safetensors").read_bytes()[:-100])
     if arguments.startswith("train"):
@@ -133,6 +114,8 @@ def test_resume_with_a_changed_option(txl: Run, run: Path, corpus: Corpus) -> No
     one_line(
         txl("train", "--run", run, "--resume", "--data", corpus.folder, "--d-model", "18"), "d_model is 18, was 16"
     )
+    one_line(txl("train", "--run", run, "--resume", "--steps", "2"), "steps is 2, but 3 updates are done")
+    one_line(txl("train", "--run", run, "--resume", "--lr", "1"), "(steps, eval_every")
     one_line(txl("train", "--run", run, "--data", corpus.folder, *SMALL), "already holds a run")
     one_line(txl("train", "--run", run, "--resume", "--recipe", "laptop"), "leave --recipe out")
     assert (run / "last.safetensors").read_bytes() == before
@@ -180,12 +163,6 @@ def test_prompt_may_be_empty(prompt: tuple[str, ...], run: Path, capfd: pytest.C
     assert "give it a value" not in done.stderr
 
 
-def test_unknown_options_are_a_usage_error(txl: Run) -> None:
-    done = txl("train", "--no-such-option")
-    assert done.returncode == 2
-    assert "No such option" in done.stderr
-
-
 def test_tensorboard_is_refused_before_training(
     txl: Run, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,8 +174,7 @@ def test_tensorboard_is_refused_before_training(
 
 def test_demo(txl: Run, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("txl.commands.demo.SPEED_SECONDS", 0.1)
-    done = txl("demo", "--run", tmp_path / "demo", "--data", text, "--minutes", "0.05")
-    assert done.returncode == 0, done.stderr
+    done = succeeded(txl("demo", "--run", tmp_path / "demo", "--data", text, "--minutes", "0.05"))
     for words in ("What memory is worth", "(training)", "A sample", "Done"):
         assert words in done.stdout
     *_, last, ratio = done.stdout.splitlines()
@@ -211,8 +187,7 @@ def test_demo(txl: Run, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert int(found[1].replace(",", "")) > 100  # hundreds: each token computes a window of 1,536
     command = shlex.split(last.removeprefix("Continue with: txl "))
     assert command == ["generate", str(tmp_path / "demo")]
-    continued = txl(*command, "--count", "3")
-    assert continued.returncode == 0, continued.stderr
+    succeeded(txl(*command, "--count", "3"))
     assert "context fragmentation" in done.stdout
     assert "best.safetensors, loss.png, memory.png" in done.stdout
     for name in ("loss.png", "memory.png"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-from command_helpers import SMALL, Run, one_line
+from command_helpers import SMALL, Run, one_line, succeeded
 
 from txl.commands.cli import app
 from txl.text.corpus import Corpus
@@ -24,17 +24,11 @@ TXL = [sys.executable, "-m", "txl"]
     ("command", "words"),
     [
         ("train --run {tmp}/r --data {corpus} --d-model 100000000", "there is not enough memory for these sizes"),
-        ("train --run {tmp}/r --data {corpus} --n-layer 1000000000", "n_layer must be <= 10,000, got 1,000,000,000"),
-        ("train --run {tmp}/r --data {corpus} --clamp-len 10000000000", "clamp_len must be <= 2,147,483,647"),
-        ("train --run {tmp}/r --data {corpus} --d-embed 99999999999999999999", "d_embed must be <= 2,147,483,647"),
-        ("train --run {tmp}/r --data {corpus} --min-lr-ratio 1e308", "min_lr_ratio must be <= 1, got 1e+308"),
-        ("train --run {tmp}/r --data {corpus} --lr 3e38", "lr must be <= 1,000,000.0, got 3e+38"),
         ("prepare {tmp}/a\nb/c --data {tmp}/a\nb", "a\\nb"),
         ("train --run {tmp}/r --data {corpus} --minutes inf", "--minutes must be > 0 and finite"),
         ("generate {run} --device meta", "device must be cpu, cuda or auto, got 'meta'"),
         ("generate {run} --device mps:9", "device"),
         ("demo --minutes inf --run {tmp}/r", "--minutes must be > 0 and finite, got inf"),
-        ("demo --minutes nan --run {tmp}/r", "--minutes must be > 0 and finite, got nan"),
     ],
 )
 def test_options_out_of_range(txl: Run, run: Path, corpus: Corpus, tmp_path: Path, command: str, words: str) -> None:
@@ -58,13 +52,7 @@ def test_options_out_of_range(txl: Run, run: Path, corpus: Corpus, tmp_path: Pat
     ],
 )
 def test_large_numbers_are_accepted(txl: Run, run: Path, corpus: Corpus, tmp_path: Path, command: str) -> None:
-    done = txl(*command.format(run=run, corpus=corpus.folder, tmp=tmp_path, small=" ".join(SMALL)).split())
-    assert done.returncode == 0, done.stderr
-
-
-def test_attention_longer_than_the_text(txl: Run, run: Path) -> None:
-    a, b = (txl("eval", run, "--attn-len", n, "--batch", 1).stdout.split("│")[3] for n in (1008, 10**9))
-    assert a == b
+    succeeded(txl(*command.format(run=run, corpus=corpus.folder, tmp=tmp_path, small=" ".join(SMALL)).split()))
 
 
 BASES = {

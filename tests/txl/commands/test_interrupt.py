@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command_helpers import SMALL, Run
+from command_helpers import SMALL, Run, succeeded
 from training_helpers import trainer
 
 from txl.commands.train import stop_on_ctrl_c
@@ -64,8 +64,7 @@ def test_signal_writes_a_checkpoint_and_prints_how_to_resume(
     assert way_on == f"go on with: txl train -r '{run}' --resume --device cpu"
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
     command = shlex.split(way_on.removeprefix("go on with: "))[1:]
-    done = txl(*command, "--steps", step + 1)
-    assert done.returncode == 0, done.stderr
+    succeeded(txl(*command, "--steps", step + 1))
     assert checkpoints.load(run / "last.safetensors").state["step"] == step + 1
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_helpers import SMALL, Run, one_line
+from command_helpers import SMALL, Run, one_line, succeeded
 
 from txl import ModelConfig, recipes
 from txl.text import corpus as data
@@ -32,8 +32,7 @@ def test_default_recipe(txl: Run, corpus: Corpus, tmp_path: Path) -> None:
 
 def test_minutes_set_the_number_of_updates(txl: Run, corpus: Corpus, tmp_path: Path) -> None:
     options = [x for x in SMALL if x not in ("--steps", "3")]
-    done = txl("train", "--run", tmp_path / "r", "--data", corpus.folder, *options, "--minutes", "0.02")
-    assert done.returncode == 0, done.stderr
+    succeeded(txl("train", "--run", tmp_path / "r", "--data", corpus.folder, *options, "--minutes", "0.02"))
     train = read_record(tmp_path / "r").train
     assert train["steps"] > 5
     assert train["warmup"] is None
@@ -46,8 +45,7 @@ def test_minutes_set_the_number_of_updates(txl: Run, corpus: Corpus, tmp_path: P
 def test_minutes_keep_given_options(txl: Run, corpus: Corpus, tmp_path: Path) -> None:
     options = [x for x in SMALL if x not in ("--steps", "3")]
     begin = ["train", "--data", corpus.folder, *options, "--minutes", "0.02"]
-    done = txl(*begin, "--run", tmp_path / "all", "--eval-every", "7", "--save-every", "3", "--warmup", "11")
-    assert done.returncode == 0, done.stderr
+    succeeded(txl(*begin, "--run", tmp_path / "all", "--eval-every", "7", "--save-every", "3", "--warmup", "11"))
     train = read_record(tmp_path / "all").train
     assert [train[name] for name in ("eval_every", "save_every", "warmup")] == [7, 3, 11]
     steps = [entry["step"] for entry in read_log(tmp_path / "all" / "log.jsonl") if "valid_loss" in entry]
@@ -83,28 +81,13 @@ def test_minutes_follow_a_changing_speed(
     assert read_record(tmp_path / "r").train["steps"] == trainer.step == trainer.config.steps
 
 
-def test_more_updates_on_resume(txl: Run, corpus: Corpus, tmp_path: Path) -> None:
-    txl("train", "--run", tmp_path / "r", "--data", corpus.folder, *SMALL)
-    done = txl("train", "--run", tmp_path / "r", "--resume", "--steps", "6")
-    assert done.returncode == 0, done.stderr
-    assert checkpoints.load(tmp_path / "r" / "last.safetensors").state["step"] == 6
-    assert read_record(tmp_path / "r").train["steps"] == 6
-    again = txl("train", "--run", tmp_path / "r", "--resume")
-    assert again.returncode == 0, again.stderr
-    one_line(txl("train", "--run", tmp_path / "r", "--resume", "--steps", "5"), "steps is 5, but 6 updates are done")
-    one_line(txl("train", "--run", tmp_path / "r", "--resume", "--lr", "1"), "lr is 1.0, was 0.0025 (steps, eval_every")
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--recipe gpt", "recipe must be one of laptop, enwik8-18l"),
         ("--recipe wt103-base", "cutoffs must increase, above 0 and below the 25 of vocab_size"),
         ("--cutoffs 4,x", "--cutoffs takes whole numbers separated by commas, or none, got '4,x'"),
         ("--encoding learned --table-len 8 --tie-r", "segments of 16 tokens are beyond the 8 learned positions"),
-        ("--batch 30000", "30000 streams need at least 30001"),
         ("--ema-decay 0.9", "--ema-decay is for --average ema, not none; leave it out"),
-        ("--ema-decay 0.9 --average triggered", "--ema-decay is for --average ema, not triggered"),
         ("--min-lr-ratio 0.1 --schedule constant", "--min-lr-ratio is for a schedule that falls, not --schedule const"),
     ],
 )
@@ -123,8 +106,7 @@ def test_recipe_prepares_raw_text(txl: Run, tmp_path: Path) -> None:
     for split in ("train", "valid", "test"):
         (tmp_path / f"ptb.{split}.txt").write_text("The cat sat on the Mat\n" * 60)
     options = "--n-layer 1 --d-model 16 --n-head 2 --d-head 8 --d-inner 16 --batch 2 --tgt-len 8 --steps 2".split()
-    done = txl("train", "--run", tmp_path / "r", "--recipe", "ptb", "--data", tmp_path, *options)
-    assert done.returncode == 0, done.stderr
+    succeeded(txl("train", "--run", tmp_path / "r", "--recipe", "ptb", "--data", tmp_path, *options))
     corpus = data.load(tmp_path / "r" / "corpus")
     assert (corpus.rule, corpus.vocabulary.unit) == ("penn-treebank", "words")
 
@@ -133,16 +115,14 @@ def test_init(txl: Run, run: Path, corpus: Corpus, tmp_path: Path) -> None:
     """Parameters, sizes and vocabulary are those of the other run; the text may be raw."""
     source = checkpoints.load(run)
     options = "--steps 1 --lr 1e-9 --warmup 0 --batch 2 --tgt-len 16 --mem-len 8 --dropout 0.3".split()
-    done = txl("train", "--run", tmp_path / "r", "--init", run, "--data", corpus.folder, *options)
-    assert done.returncode == 0, done.stderr
+    succeeded(txl("train", "--run", tmp_path / "r", "--init", run, "--data", corpus.folder, *options))
     begun = checkpoints.load(tmp_path / "r" / "last.safetensors")
     assert (begun.config.mem_len, begun.config.dropout, begun.config.d_model) == (8, 0.3, source.config.d_model)
     for name, x in source.part("model").items():
         torch.testing.assert_close(begun.part("model")[name], x, rtol=0, atol=1e-6)
     text = tmp_path / "text"
     text.write_bytes(source.vocabulary.decode(list(range(5)) * 400))
-    done = txl("train", "--run", tmp_path / "s", "--init", run, "--data", text, *options)
-    assert done.returncode == 0, done.stderr
+    succeeded(txl("train", "--run", tmp_path / "s", "--init", run, "--data", text, *options))
     assert checkpoints.load(tmp_path / "s").vocabulary == source.vocabulary
     text.write_bytes(bytes(range(65, 65 + len(source.vocabulary))) * 300)  # as many symbols, but others
     txl("prepare", tmp_path / "other", "--data", text)
@@ -181,8 +161,7 @@ def test_run_killed_before_its_first_checkpoint_starts_again(txl: Run, text: Pat
     for when in ("preparing", "prepared"):
         assert subprocess.run([sys.executable, "-c", KILLED, when, *command], check=False).returncode == -signal.SIGKILL
         assert (run / "corpus").exists() == (when == "prepared")
-    done = txl(*command)
-    assert done.returncode == 0, done.stderr
+    succeeded(txl(*command))
     assert not [*run.glob(".*.tmp")]
     data.load(run / "corpus").verify()
 
@@ -198,8 +177,7 @@ def test_run_killed_while_replacing_its_corpus(
         killed = subprocess.run([sys.executable, "-c", KILLED, when, *begin, text], check=False)
         assert killed.returncode == -signal.SIGKILL
     assert (run / "corpus.new").exists()
-    done = txl(*begin, given)
-    assert done.returncode == 0, done.stderr
+    succeeded(txl(*begin, given))
     assert (run / "corpus.new").exists() == (source == "what was left")
     assert (run / "corpus").exists() == (source == "text")
 

@@ -254,13 +254,7 @@ def test_score_does_not_depend_on_the_segment(segment: int) -> None:
     assert math.isclose(score.bpc, score.nats / math.log(2))
 
 
-def score(attn_len: int, nats: float) -> Score:
-    return Score(attn_len, tokens=100, nats=nats, seconds=2.0)
-
-
 def test_units_of_a_score() -> None:
-    s = score(8, 2.0)
-    assert s.bpc == pytest.approx(2 / math.log(2))
-    assert s.ppl == pytest.approx(math.exp(2))
-    assert s.tokens_per_s == 50
-    assert score(8, 1000.0).ppl == math.inf
+    s = Score(8, tokens=100, nats=2.0, seconds=2.0)
+    assert (s.ppl, s.tokens_per_s) == (pytest.approx(math.exp(2)), 50)
+    assert Score(8, tokens=100, nats=1000.0, seconds=2.0).ppl == math.inf

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_helpers import in_process, one_line
+from command_helpers import in_process, one_line, succeeded
 from hugging_face_model import SIZES, transfo_xl
 from safetensors.torch import load_file, save_file
 
@@ -101,17 +101,17 @@ def test_names_of_transformers_attribute_map(names: list[str], saved: Path, tmp_
 
 def test_import_command(saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "ours.safetensors"
-    done = in_process(capfd, "import", saved, out)
-    assert done.returncode == 0, done.stderr
+    done = succeeded(in_process(capfd, "import", saved, out))
     assert "3 layers, 50 tokens" in done.stdout
     assert "wörd" in in_process(capfd, "generate", out, "--prompt", "wörd1", "--count", 5).stdout
     one_line(in_process(capfd, "import", saved, out), "exists already; choose another file")
     one_line(in_process(capfd, "import", saved, tmp_path / "ours.bin"), "must end in .safetensors")
     one_line(in_process(capfd, "import", tmp_path, tmp_path / "other.safetensors"), "not a checkpoint that is known")
+    done = in_process(capfd, "import", saved, tmp_path / "other.safetensors", "--mem-len", 3)
+    one_line(done, "give them for TensorFlow's only")
     words = tmp_path / "words.txt"
     words.write_text("\n".join(WORDS))
-    done = in_process(capfd, "import", saved, tmp_path / "other.safetensors", "--vocabulary", words)
-    assert done.returncode == 0, done.stderr
+    succeeded(in_process(capfd, "import", saved, tmp_path / "other.safetensors", "--vocabulary", words))
 
 
 def _edit(name: str, value: Any) -> Callable[[Path], None]:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from command_helpers import in_process, one_line
 from hugging_face_model import PLAIN, SIZES, transfo_xl
 from safetensors.torch import save_file
 
@@ -106,18 +105,6 @@ def test_logits(name: str, released: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def files(released: Path) -> Path:
     return released / "bins, div_val 2, same length"
-
-
-@pytest.mark.parametrize("kind", ["zip", "legacy"])
-@pytest.mark.parametrize("form", FILES)
-def test_import_command(form: str, kind: str, files: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A file is named; its format is recognized by content."""
-    out = tmp_path / "ours.safetensors"
-    done = in_process(capfd, "import", files / kind / FILES[form], out)
-    assert done.returncode == 0, done.stderr
-    assert form in done.stdout
-    done = in_process(capfd, "import", files / kind / FILES[form], tmp_path / "other.safetensors", "--mem-len", 3)
-    one_line(done, "give them for TensorFlow's only")
 
 
 @pytest.mark.parametrize("module", ["__main__", "package.pytorch.{}"])

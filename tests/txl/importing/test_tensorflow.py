@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command_helpers import in_process, one_line
+from command_helpers import in_process, one_line, succeeded
 from hugging_face_model import transfo_xl
 from safetensors.numpy import save_file
 from torch import Tensor
@@ -194,8 +194,7 @@ def test_no_projection_of_the_same_width(written: Any, tmp_path: Path, words: Pa
 def test_import_command(written: Any, tmp_path: Path, words: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out, source = tmp_path / "ours.safetensors", written("words")
     one_line(in_process(capfd, "import", source, out, "--vocabulary", words), "give --mem-len")
-    done = in_process(capfd, "import", source, out, "--vocabulary", words, "--mem-len", 6, "--segment", 5)
-    assert done.returncode == 0, done.stderr
+    done = succeeded(in_process(capfd, "import", source, out, "--vocabulary", words, "--mem-len", 6, "--segment", 5))
     assert "from tensorflow" in done.stdout
     assert "w" in in_process(capfd, "generate", out, "--prompt", "w1 w2", "--count", 4).stdout
 

@@ -1,4 +1,5 @@
-"""Adaptive softmax and input: by definition, against torch's module, errors."""
+"""Adaptive softmax and input: by definition, against torch's module, errors; invalid options of a
+model."""
 
 import math
 
@@ -160,8 +161,10 @@ def test_invalid_targets() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"dropout": 1.0}, "dropout must be <= 0.999999, got 1.0"),
+        ({"d_model": 15}, r"d_model must be even .*, got 15"),
+        ({"initial_memory": "ones"}, "initial_memory must be one of empty, zeros, got 'ones'"),
         ({"cutoffs": (9, 4)}, r"cutoffs must increase, above 0 and below the 31 of vocab_size, got \[9, 4\]"),
-        ({"cutoffs": (4, 4)}, "cutoffs must increase"),
         ({"cutoffs": (0, 4)}, "cutoffs must increase"),
         ({"cutoffs": (4, 31)}, "cutoffs must increase"),
         (

@@ -49,15 +49,6 @@ def test_a_folder_is_dealt_out_by_file_and_always_alike(tmp_path: Path) -> None:
     assert re.fullmatch(rf"{folder}, 61 files dealt out [\d.]+/[\d.]+/[\d.]+ by size", corpus.source)
 
 
-def test_the_default_is_the_standard_library(tmp_path: Path) -> None:
-    corpus = data.prepare(None, tmp_path)
-    sizes = [len(corpus.split(name)) for name in SPLITS]
-    assert b"import " in corpus.vocabulary.decode(corpus.valid[:100_000])
-    assert sizes[0] > 5_000_000
-    assert [round(size / sum(sizes), 2) for size in sizes] == pytest.approx([0.9, 0.05, 0.05], abs=0.02)
-    assert corpus.source.startswith("the Python standard library, ")
-
-
 def test_a_corpus_is_mapped_and_reopens(corpus: data.Corpus) -> None:
     again = data.load(corpus.folder)
     assert isinstance(again.train, np.memmap)
@@ -229,14 +220,6 @@ def test_pipes_are_refused_at_once(name: str, corpus: data.Corpus, tmp_path: Pat
     os.mkfifo(tmp_path / name)
     with pytest.raises(TxlError, match=r"Not a regular file|not a prepared corpus|Invalid argument"):
         data.load(tmp_path)
-
-
-def test_progress_of_each_reading(text: Path, tmp_path: Path) -> None:
-    seen: dict[str, list[tuple[int, int]]] = {}
-    data.prepare(text, tmp_path / "c", progress=lambda what, *done: seen.setdefault(what, []).append(done))
-    size = text.stat().st_size
-    assert list(seen) == ["counting", "encoding"]
-    assert [entries[-1] for entries in seen.values()] == [(size, size), (size, size)]
 
 
 def test_missing_files(text: Path, corpus: data.Corpus, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from packed import tarred, zipped
 
 from txl.errors import TxlError
 from txl.text import corpus as data
-from txl.text import datasets, files
+from txl.text import files
 from txl.text.preparing import encode_file
 from txl.text.vocabulary import ByteVocabulary, WordVocabulary
 
@@ -94,24 +94,6 @@ def test_file_and_pipe_of_one_text(kind: str, tmp_path: Path) -> None:
 )
 def test_text_that_begins_like_another_format(head: bytes, tmp_path: Path) -> None:
     assert files.read(written(tmp_path / "a.bz2", head + TEXT)) == head + TEXT
-
-
-@pytest.mark.parametrize(
-    ("name", "pack"),
-    [
-        ("enwik8.zip", lambda text: zipped(("enwik8", text))),
-        ("download.zip", lambda text: zipped(("data/enwik8", text))),
-        ("text8.bz2", bz2.compress),
-        ("enwik8.txt.gz", gzip.compress),
-    ],
-)
-def test_standard_splits(
-    name: str, pack: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(datasets, "STANDARD_BYTES", 20_000)
-    corpus = data.prepare(written(tmp_path / name, pack(b"ab" * 10_000)), tmp_path / "corpus")
-    assert [len(corpus.train), len(corpus.valid), len(corpus.test)] == [18_000, 1_000, 1_000]
-    assert corpus.rule == name.split(".")[0].replace("download", "enwik8")
 
 
 def encrypted() -> bytes:

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from packed import tarred, zipped
+from packed import tarred, written, zipped
 
 from txl.errors import TxlError
 from txl.text import corpus as data
@@ -32,14 +32,6 @@ UNPACKED: dict[str, tuple[Files, str]] = {
     "enwik8": ({"enwik8": LINE * 100}, "enwik8"),
     "one file": ({"a/text": LINE * 100}, "bytes"),
 }  # fmt: skip
-
-
-def written(folder: Path, held: Files) -> Path:
-    for name, content in held.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    return folder
 
 
 @pytest.mark.parametrize("name", UNPACKED)

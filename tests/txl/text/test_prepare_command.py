@@ -27,17 +27,6 @@ def txl(monkeypatch: pytest.MonkeyPatch) -> object:
     return run
 
 
-def test_a_text(txl, text: Path, tmp_path: Path) -> None:
-    lines = txl(tmp_path / "c", "--data", text).splitlines()
-    assert lines == [
-        f"{text} (split 90/5/5 by bytes)",
-        " train:        18,144 tokens",
-        " valid:         1,008 tokens",
-        "  test:         1,008 tokens",
-        f"vocabulary: 25 bytes; written to {tmp_path / 'c'}",
-    ]
-
-
 def test_published_sizes_are_compared(txl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, content in {"train": "a b\n", "valid": "a\n", "test": "b\n"}.items():
         (tmp_path / f"wiki.{name}.tokens").write_text(content)
@@ -55,9 +44,3 @@ def test_options_reach_the_rule(txl, tmp_path: Path) -> None:
     (tmp_path / "v.txt").write_text("sat\n<eos>\n<unk>\n")
     txl(tmp_path / "d", "--data", tmp_path / "a.txt", "--as", "words", "--vocabulary", tmp_path / "v.txt")
     assert data.load(tmp_path / "d").vocabulary.words == ("sat", "<eos>", "<unk>")
-
-
-def test_a_terminal_shows_a_bar(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("txl.commands.console.console", Console(force_terminal=True, width=100))
-    done = CliRunner().invoke(app, ["prepare", str(tmp_path / "c"), "--data", str(text)])
-    assert "encoding" in done.output

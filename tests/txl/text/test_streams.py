@@ -184,11 +184,3 @@ def test_invalid_counting(corpus: Corpus) -> None:
         list(scored_segments(corpus.train, 0, 1, 1, counting="some"))  # type: ignore[arg-type]
     with pytest.raises(TxlError, match="streams must be all or released, got 'some'"):
         Streams(corpus.train, 1, 5, counting="some")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "named"), [((0, 16), "batch"), ((4, 0), "length"), ((4, 16, -1), "ext_len")], ids=str
-)
-def test_invalid_sizes(sizes: tuple[int, ...], named: str) -> None:
-    with pytest.raises(TxlError, match=f"{named} must be >= [01], got"):
-        Streams(np.zeros(100, np.uint8), *sizes)

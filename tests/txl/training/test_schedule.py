@@ -3,7 +3,6 @@
 import math
 
 import pytest
-import torch
 
 from txl.training.config import TrainConfig, learning_rate
 
@@ -20,24 +19,6 @@ def test_warm_up_then_cosine_over_the_rest() -> None:
     assert found == sorted(found[:10]) + sorted(found[10:], reverse=True)
     assert found[55] == pytest.approx(0.55)
     assert math.isclose(learning_rate(100, TrainConfig(steps=100, lr=1.0, warmup=10, min_lr_ratio=0.1)), 0.1)
-
-
-def test_released_cosine_is_torchs_scheduler() -> None:
-    """The first update of the warm-up has the whole rate, since rates are set after updates."""
-    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100, eta_min=0.2)
-    found = rates(warmup=10, schedule="cosine-released", min_lr_ratio=0.2)
-    assert found[:10] == pytest.approx([1.0, *(n / 10 for n in range(1, 10))])
-    for n in range(100):
-        if n >= 10:
-            assert found[n] == pytest.approx(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-
-
-@pytest.mark.parametrize("warmup", [0, 1])
-def test_released_cosine_without_warm_up(warmup: int) -> None:
-    assert rates(schedule="cosine-released", warmup=warmup) == pytest.approx(rates(warmup=0))
 
 
 def test_constant() -> None:

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from cases import Case, as_fields, make_inputs
 from internals import PREPARED_CALLS
 
-from txl_kernels import RelAttention, rel_attention
+from txl_kernels import RelAttention, prepare, rel_attention
 from txl_kernels.backends import cpu, native_modules
 
+CASE = Case("", L=9, M=7)
 needs_native = pytest.mark.skipif(cpu.native.module is None, reason="needs the C++ module")
 
 
@@ -103,6 +105,41 @@ def test_repeated_calls_enter_few_python_functions(capsys: pytest.CaptureFixture
     assert [code.co_qualname for code in own if code.co_name != "<lambda>" and length_of(code) > 80] == []
 
 
+@pytest.mark.usefixtures("signature_by")
+@pytest.mark.parametrize("change", ["dtype", "shape", "stride", "subclass", "sparse", "negated", "zeros"])
+def test_every_property_is_part_of_the_signature(change: str) -> None:
+    call = as_fields(make_inputs(CASE, torch.float32))
+    before = prepare.signature(call)
+    assert before == prepare.signature(call._replace(q=call.q.clone()))
+    k = call.k.detach()
+    other = {
+        "dtype": k.bfloat16(),
+        "shape": k[:, :, :-1],
+        "stride": k.transpose(1, 2).contiguous().transpose(1, 2),
+        "subclass": k.as_subclass(type("Own", (torch.Tensor,), {})),
+        "sparse": k.to_sparse(),
+        "negated": torch._neg_view(k),
+        "zeros": torch._efficientzerotensor(k.shape),
+    }[change]
+    after = prepare.signature(call._replace(k=other))
+    assert after != before
+    assert (after is None) == (change not in ("dtype", "shape", "stride"))
+
+
+@pytest.mark.usefixtures("signature_by")
+def test_settings_are_part_of_the_signature() -> None:
+    call = as_fields(make_inputs(CASE, torch.float32))
+    bound = torch.zeros(2, 9, dtype=torch.int32)
+    others = [{"right": None}, {"left": 2}, {"zero_row": 1}, {"scale": 0.25}, {"dropout_p": 0.5}, {"start": bound},
+              {"end": bound}, {"k_mem": None, "v_mem": None}]  # fmt: skip
+    keys = [prepare.signature(call), *(prepare.signature(call._replace(**o)) for o in others)]
+    assert None not in keys
+    assert len(set(keys)) == len(keys)
+    assert prepare.signature(call._replace(scale=2)) != prepare.signature(call._replace(scale=2.0))
+    far = prepare.signature(call._replace(left=10**30))
+    assert far is None if cpu.native.module is not None else far not in keys  # C++ has 64 bits
+
+
 @pytest.mark.filterwarnings("ignore:txl_kernels uses the slow reference")
 @pytest.mark.usefixtures("signature_by")
 @pytest.mark.parametrize("window", [None, 5])
@@ -154,23 +191,3 @@ def test_lengths_that_are_wrong_raise_after_right_ones_as_before() -> None:
         assert warm == cold * 2
         errors += sum("torch.Size" not in text for text in cold)
     assert errors > 500
-
-
-@needs_native
-def test_a_cache_that_was_checked_is_checked_for_other_calls() -> None:
-    layer, other = (RelAttention(16, 2).eval() for _ in range(2))
-    cache, x = layer.new_cache(1, 8, 2), torch.randn(1, 2, 16)
-    with torch.no_grad():
-        layer(x, cache=cache)
-        for call, said in (
-            (lambda: layer(x.double(), cache=cache), "cache must have x's dtype torch.float64"),
-            (lambda: layer(x.expand(2, -1, -1), cache=cache), "x must have the cache's batch 1"),
-            (lambda: layer(torch.cat([x, x], 1), cache=cache), "x must be a segment of at most max_segment=2"),
-            (lambda: layer(x, x, cache=cache), "cache must be given alone"),
-            (lambda: other(x, cache=cache), "cache must be this layer's own"),
-        ):
-            with pytest.raises((TypeError, ValueError), match=said):
-                call()
-        layer(x, cache=cache)
-    with pytest.raises(RuntimeError, match="cache is for evaluation"):
-        layer(x, cache=cache)

@@ -4,36 +4,21 @@ method."""
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune, spectral_norm
 
 from txl_kernels import KeyValueCache, RelAttention, rel_attention, start_from_lengths
 from txl_kernels.linear import plain_weight, project
 
+pytestmark = pytest.mark.usefixtures("one_process")  # which DDP and FSDP need
 B, M, L, WIDTH = 2, 6, 8, 32
 NAMES = ("qkv", "r", "out")
 Change = Callable[[nn.Module], Any]
-
-
-class Adapter(nn.Module):
-    """LoRA of rank 4 around a linear layer, without a `weight` of its own."""
-
-    def __init__(self, base: nn.Linear) -> None:
-        super().__init__()
-        self.base = base
-        self.down = nn.Linear(base.in_features, 4, bias=False)
-        self.up = nn.Linear(4, base.out_features, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.base(x) + self.up(self.down(x))
-        return result
 
 
 class Halved(nn.Linear):
@@ -100,7 +85,6 @@ def quantize(layer: nn.Module) -> nn.Module:
 
 # Each changes a layer in place, or returns a module around it.
 WRAPPERS: dict[str, Change] = {
-    "adapter": replace_each(Adapter),
     "forward hook": each(lambda m: m.register_forward_hook(lambda module, arguments, output: 2 * output)),
     "forward pre-hook": each(lambda m: m.register_forward_pre_hook(lambda module, arguments: (3 * arguments[0],))),
     "replaced forward": each(replace_forward),
@@ -117,15 +101,6 @@ WRAPPERS: dict[str, Change] = {
     "DDP": nn.parallel.DistributedDataParallel,
     "FSDP": shard,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A process group, which DDP and FSDP need."""
-    store: Path = tmp_path_factory.mktemp("store") / "store"
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def new_layer() -> RelAttention:

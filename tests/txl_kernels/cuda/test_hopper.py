@@ -18,15 +18,10 @@ from txl_kernels.backends.self_check import Kind, compare, kind_of
 DTYPES = (torch.bfloat16, torch.float16)
 
 
-@pytest.fixture(scope="module")
-def emulated() -> Any:
-    return build()
-
-
 @pytest.fixture(params=["emulated", pytest.param("device", marks=pytest.mark.gpu)])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "emulated":
-        use(monkeypatch, request.getfixturevalue("emulated"), multiprocessors=1)
+        use(monkeypatch, build(), multiprocessors=1)
     elif torch.cuda.get_device_capability() != cuda.HOPPER:
         pytest.skip("needs a GPU of compute capability 9.0")
 
@@ -75,13 +70,11 @@ def test_self_check_of_the_first_call(dtype: torch.dtype, width: int, decode: bo
 
 
 @pytest.mark.parametrize("case", SPLIT, ids=str)
-def test_keys_are_split_where_there_are_few_programs(
-    case: Case, emulated: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_are_split_where_there_are_few_programs(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     results, parts = [], []
     for multiprocessors in (1, 8, 132):
-        use(monkeypatch, emulated, multiprocessors)
-        plan = plan_of(1, 1, case.L, case.M, 64, torch.bfloat16, module=emulated, multiprocessors=multiprocessors)
+        use(monkeypatch, build(), multiprocessors)
+        plan = plan_of(1, 1, case.L, case.M, 64, torch.bfloat16, module=build(), multiprocessors=multiprocessors)
         parts.append((plan.parts, plan.backward_parts))
         inputs = make_inputs(case, torch.bfloat16)
         out, lse = run(inputs)
@@ -104,8 +97,8 @@ def test_up_to_sixteen_queries_without_gradients(case: Case) -> None:
     matches_the_reference(case, torch.bfloat16, "cuda")
 
 
-def test_decode_takes_what_the_hopper_kernels_cannot(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, emulated)
+def test_decode_takes_what_the_hopper_kernels_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, build())
     call = as_fields(make_inputs(Case(L=3, D=8), torch.bfloat16))
     x = call.k
     unaligned = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x)
@@ -121,10 +114,10 @@ def test_decode_takes_what_the_hopper_kernels_cannot(emulated: Any, monkeypatch:
         torch.testing.assert_close(out, want, rtol=2e-2, atol=2e-2)
 
 
-def test_parts_fill_the_rounds_of_blocks(emulated: Any) -> None:
+def test_parts_fill_the_rounds_of_blocks() -> None:
     """By the rule of num_splits_heuristic in FA2's flash_api.cpp, for blocks of 128 queries."""
     for heads, memory, parts in ((1, 4000, 13), (66, 4000, 2), (67, 4000, 5), (80, 8000, 3), (106, 4000, 1)):
-        assert plan_of(1, heads, 64, memory, 64, torch.bfloat16, module=emulated).parts == parts
+        assert plan_of(1, heads, 64, memory, 64, torch.bfloat16, module=build()).parts == parts
 
 
 @pytest.mark.usefixtures("kernels", "the_same_bits")
@@ -200,16 +193,16 @@ def test_only_needed_gradients() -> None:
         torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
 
 
-def test_refused_calls(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     def call(case: Case, dtype: torch.dtype = torch.bfloat16) -> None:
         rel_attention(**as_call(make_inputs(case, dtype)), backend="cuda")
 
-    use(monkeypatch, emulated, capability=(8, 0))
+    use(monkeypatch, build(), capability=(8, 0))
     with pytest.raises(RuntimeError, match=r"this is 8\.0, as the kernels do that compute gradients"):
         call(Case(L=2))
     with torch.no_grad(), pytest.raises(RuntimeError, match=r"this is 8\.0, as the kernels do that compute 17 queries"):
         call(Case(L=17, D=8))
-    use(monkeypatch, emulated)
+    use(monkeypatch, build())
     with pytest.raises(RuntimeError, match="bfloat16 or float16, not float32"):
         call(Case(D=8), torch.float32)
     with pytest.raises(RuntimeError, match=r"head width .* of at most 128, not 136"):
@@ -224,8 +217,8 @@ def test_refused_calls(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         call(Case(L=20, D=8, layout="fused"))
 
 
-def test_sizes_beyond_a_grid_or_an_address_are_refused(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, emulated)
+def test_sizes_beyond_a_grid_or_an_address_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, build())
     call = as_fields(make_inputs(Case(L=20, D=8, B=1, H=1), torch.bfloat16))
     keys = torch.empty(1, 1, cuda.MAX_PREFILL_KEYS - 19, 8, dtype=torch.bfloat16, device="meta")
     why_not = str(cuda.why_not_call(call._replace(k_mem=keys, v_mem=keys)))
@@ -235,8 +228,8 @@ def test_sizes_beyond_a_grid_or_an_address_are_refused(emulated: Any, monkeypatc
     assert "at most 65535 batch rows (B), got 65536" in str(cuda.why_not_call(call._replace(q=rows, k=rows, v=rows)))
 
 
-def test_gradients_of_the_operator_are_refused_on_other_gpus(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, emulated, capability=(8, 0))
+def test_gradients_of_the_operator_are_refused_on_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, build(), capability=(8, 0))
     call = as_fields(make_inputs(Case(L=4, D=8), torch.bfloat16))
     out, _ = torch.ops.txl_kernels.rel_attention(*call, "cuda")
     with pytest.raises(RuntimeError, match=r"cannot compute gradients: .* capability 9\.0, this is 8\.0"):
@@ -253,13 +246,11 @@ def test_expanded_output_gradient() -> None:
 
 
 @pytest.mark.parametrize("window", [(100, 30), (20, 70), (448, 448)], ids=str)
-def test_no_tile_without_a_visible_pair_is_visited(
-    window: tuple[int, int], emulated: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_tile_without_a_visible_pair_is_visited(window: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of products for a window to both sides: forward and dq of 64 x 64 tiles, dk and dv
     of 64 queries and the 128 keys of a block."""
-    use(monkeypatch, emulated, multiprocessors=1)
-    counter = ctypes.CDLL(emulated.__file__).txl_products
+    use(monkeypatch, build(), multiprocessors=1)
+    counter = ctypes.CDLL(build().__file__).txl_products
     counter.restype = ctypes.c_int64
     blocks = 7
     length = 64 * blocks
@@ -277,9 +268,9 @@ def test_no_tile_without_a_visible_pair_is_visited(
 
 
 @pytest.mark.parametrize("name", ["q", "k", "r", "content_bias", "position_bias"])
-def test_choice_is_cached_by_alignment_and_gradients(name: str, emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choice_is_cached_by_alignment_and_gradients(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unaligned view has the same signature."""
-    use(monkeypatch, emulated)
+    use(monkeypatch, build())
     checked = []
     why_not_call = cuda.why_not_call
     monkeypatch.setattr(cuda, "why_not_call", lambda call: checked.append(call) or why_not_call(call))

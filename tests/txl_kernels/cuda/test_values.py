@@ -2,7 +2,6 @@
 GPU."""
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -15,16 +14,11 @@ from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
 
 
-@pytest.fixture(scope="module")
-def emulated() -> Any:
-    return build()
-
-
 @pytest.fixture(params=["emulated", pytest.param("device", marks=pytest.mark.gpu)])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "MIN_HOPPER_QUERIES", cuda.MAX_DECODE_QUERIES + 1)
     if request.param == "emulated":
-        use(monkeypatch, request.getfixturevalue("emulated"))
+        use(monkeypatch, build())
 
 
 @pytest.mark.usefixtures("kernels", "nan_filled")
@@ -43,24 +37,24 @@ def test_error_budget_of_half_precision(case: Case, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("nan_filled")
-def test_any_split_of_keys(emulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_split_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(L=3, M=445, D=16, B=1, H=2)
     want = oracle(make_inputs(case))[0].detach()
     seen = set()
     for multiprocessors in (1, 4, 132):
-        use(monkeypatch, emulated, multiprocessors)
+        use(monkeypatch, build(), multiprocessors)
         results = [forward(case, torch.float32) for _ in range(2)]
         assert torch.equal(results[0][0], results[1][0])
         torch.testing.assert_close(results[0][0].double(), want, rtol=0, atol=2e-5)
-        seen.add(plan_of(1, 2, 3, 445, 16, module=emulated, multiprocessors=multiprocessors).parts)
+        seen.add(plan_of(1, 2, 3, 445, 16, module=build(), multiprocessors=multiprocessors).parts)
     assert seen == {3, 4, 7}
 
 
-def test_splits_fill_the_device(emulated: Any) -> None:
+def test_splits_fill_the_device() -> None:
     """8 heads on 132 multiprocessors: one block for each where there are enough keys; full
     waves."""
     for L, M, D, dtype in itertools.product((1, 4, 16), (800, 3800, 32768), (64, 128, 256), cuda.DTYPES[:2]):
-        chosen = plan_of(1, 8, L, M, D, dtype, module=emulated)
+        chosen = plan_of(1, 8, L, M, D, dtype, module=build())
         assert chosen.parts * chosen.part_keys >= M + L
         assert (chosen.parts - 1) * chosen.part_keys < M + L
         assert 8 * chosen.parts >= min(132, 8 * ((M + L) // 64))
@@ -68,7 +62,7 @@ def test_splits_fill_the_device(emulated: Any) -> None:
         (1, 3800, None, 60, 64), (8, 3800, None, 8, 512), (64, 3800, None, 10, 384), (64, 800, None, 2, 448),
         (1, 32768, 512, 8, 64),
     ):  # fmt: skip
-        chosen = plan_of(B, 8, 1, M, 64, module=emulated, window=window)
+        chosen = plan_of(B, 8, 1, M, 64, module=build(), window=window)
         assert (chosen.parts, chosen.part_keys) == (parts, keys)
 
 
