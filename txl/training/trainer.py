@@ -23,7 +23,8 @@ from txl.training import checkpoint as checkpoints
 from txl.training import run as runs
 from txl.training.checkpoint import Checkpoint
 from txl.training.config import TrainConfig, learning_rate, resolved
-from txl.training.update import Batches, Updated, Updater
+from txl.training.segments import Batches
+from txl.training.update import Updated, Updater
 
 _DAMAGED = (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError)
 _UNTIMED = 4  # updates before the clock is followed, which first calls and compilation make slow

@@ -16,7 +16,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 
 from txl import TransformerXL
 from txl.evaluation.evaluate import sliding_losses
-from txl.training.update import SegmentTraining
+from txl.training.segments import SegmentTraining
 
 OPERATOR, BACKWARD = "txl_kernels.rel_attention.default", "txl_kernels.rel_attention_backward.default"
 BINS: dict[str, Any] = {"cutoffs": (10, 20)}

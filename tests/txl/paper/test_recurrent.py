@@ -10,8 +10,8 @@ from txl.evaluation.evaluate import Reading, evaluate
 from txl.model.config import RecurrentConfig, config_from_json
 from txl.paper.recurrent import QRNNLayer, RecurrentNetwork
 from txl.training.config import TrainConfig
+from txl.training.optimizers import layer_matrices
 from txl.training.trainer import Trainer
-from txl.training.update import layer_matrices
 
 
 def small(network: str, **options: object) -> RecurrentNetwork:

@@ -15,7 +15,8 @@ from txl.errors import TxlError
 from txl.text.corpus import Corpus
 from txl.text.streams import Streams
 from txl.training.config import TrainConfig, learning_rate
-from txl.training.update import Batches, Updater
+from txl.training.segments import Batches
+from txl.training.update import Updater
 
 CPU = torch.device("cpu")
 UPDATES = 30

@@ -11,7 +11,7 @@ from txl.errors import Interrupted
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
-from txl.training.update import WeightAverage, is_due
+from txl.training.optimizers import WeightAverage, is_due
 
 
 def random_walk(model: torch.nn.Module) -> None:

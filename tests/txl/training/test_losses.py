@@ -14,8 +14,8 @@ from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 from txl.training.config import TrainConfig
 from txl.training.run import read_log
+from txl.training.segments import SegmentTraining, layers_that_predict
 from txl.training.trainer import Trainer
-from txl.training.update import SegmentTraining, layers_that_predict
 
 SYSTEMS: dict[str, dict[str, object]] = {
     "recurrence, ours, half": {},

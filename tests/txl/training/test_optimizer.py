@@ -8,7 +8,8 @@ from torch import Tensor
 from txl import TransformerXL
 from txl.errors import TxlError
 from txl.training.config import TrainConfig
-from txl.training.update import SegmentTraining, layer_matrices, make_optimizers
+from txl.training.optimizers import layer_matrices, make_optimizers
+from txl.training.segments import SegmentTraining
 
 SYSTEMS = {
     "relative": {}, "shaw": {"encoding": "shaw", "table_len": 5}, "sinusoid": {"encoding": "sinusoid"},
