@@ -146,6 +146,11 @@ def zipformer() -> Any:
     return _alone("zipformer.modules.zipformer")
 
 
+def beside(module: Any, name: str) -> Any:
+    """Load another module of a loaded module's package."""
+    return importlib.import_module(f"{module.__package__}.{name}")
+
+
 def original(peer: Any) -> Any:
     """Return the original class of a peer in txl_kernels.integrations, from its module loaded
     alone."""

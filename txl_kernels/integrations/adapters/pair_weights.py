@@ -119,6 +119,14 @@ class PairWeights:
     def dim(self) -> int:
         return 4
 
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Return itself where only its own device is asked for, as Hugging Face's accelerate does
+        with every output."""
+        device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        if dtype is None and memory_format is None and device == self._scores.q.device:
+            return self
+        return self.tensor().to(*args, **kwargs)
+
     def tensor(self) -> Tensor:
         """Return the weights, which are computed once."""
         if self._tensor is None:

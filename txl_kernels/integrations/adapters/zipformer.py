@@ -65,12 +65,14 @@ class ZipEnhancer(Accelerated):
         positions = not self.training or random.random() >= float(self.pos_emb_skip_rate)
         scores = self._scores(q, k, p, pos_emb if positions else None, seen)
         masks = (key_padding_mask, attn_mask)
+        weights: PairWeights | Tensor = self._stand_in(scores, masks)
         if self.training and self.penalizes and random.random() < 0.1:
             self.count_fallback("a penalty on large scores, which training adds to some calls")
-            return self._weights(scores, masks, self._penalized)  # type: ignore[no-any-return]
-        if self.logs and random.random() < 0.001 and not self.training:
+            weights = self._weights(scores, masks, self._penalized)
+        drawn = self.logs and (self.training or not torch.compiler.is_compiling())  # random draws break a graph
+        if drawn and random.random() < 0.001 and not self.training:
             self._log_entropy(scores, masks)
-        return self._stand_in(scores, masks)  # type: ignore[no-any-return]
+        return weights
 
     def _seen(
         self: Any, why: str | None, x: Tensor, pos_emb: Tensor, keys: int, padding: Tensor | None, hidden: Tensor | None

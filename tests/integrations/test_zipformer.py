@@ -1,0 +1,349 @@
+"""Whole Zipformers with random weights against themselves: outputs, gradients and random draws."""
+
+import copy
+import logging
+import random
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from layer_helpers import both, case_of, check, compare
+from torch import Tensor, nn
+
+from implementations import bare_peers
+from implementations.peer_cases import answer
+from txl_kernels.integrations import accelerate, restore
+from txl_kernels.integrations.adapters.pair_weights import PairWeights, Scores
+
+ASKED = "attention weights asked for"
+PENALTY = "a penalty on large scores, which training adds to some calls"
+LENGTHS = torch.tensor([45, 33, 3])
+SIZES = {
+    "downsampling_factor": (1, 2), "encoder_dim": (32, 48), "encoder_unmasked_dim": (24, 32), "num_encoder_layers": (1, 2),
+    "query_head_dim": 8, "pos_head_dim": 4, "value_head_dim": 6, "num_heads": (2, 4), "feedforward_dim": 48,
+    "cnn_module_kernel": 7, "pos_dim": 16,
+}  # fmt: skip
+LAYERS = 3
+
+
+@pytest.fixture(autouse=True)
+def plain_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Activations are not compiled."""
+    monkeypatch.setenv("K2_ONNX_EXPORT", "1")
+
+
+def model_of(**options: Any) -> Any:
+    """Return a Zipformer in evaluation mode, with weights that matter."""
+    torch.manual_seed(0)
+    model = bare_peers.zipformer().Zipformer(**SIZES | options)
+    for name, p in model.named_parameters():
+        if p.dim() > 1:
+            nn.init.normal_(p, 0, (4 if "linear_pos" in name else 1) * p[0].numel() ** -0.5)
+    return model.eval()
+
+
+def run(model: Any, padded: bool = True, seed: int = 3) -> dict[str, Tensor]:
+    """Return the output and all gradients. seed: of both random generators."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    x = torch.randn(45, 3, 32, requires_grad=True)
+    padding = torch.arange(45) >= LENGTHS.unsqueeze(1) if padded else None
+    model.zero_grad()
+    out, _ = model(x, LENGTHS, padding)
+    (out * torch.randn(out.shape, generator=torch.Generator().manual_seed(1))).sum().backward()
+    named = {"x": x, **dict(model.named_parameters())}
+    return {"out": out.detach()} | {n: p.grad.clone() for n, p in named.items() if p.grad is not None}
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "causal": {"causal": True},
+    "chunks": {"causal": True, "chunk_size": (4,), "left_context_frames": (16,)},
+    "chunks, all before": {"causal": True, "chunk_size": (8,), "left_context_frames": (-8,)},
+}
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_evaluation(mode: str, padded: bool) -> None:
+    """The third row's last queries see no key, and their weights are the same for all keys."""
+    model = model_of(**MODES[mode])
+    report = check(model, lambda: run(model, padded))
+    assert len(report.accelerated) == LAYERS
+    state = random.getstate()
+    assert restore(model) == LAYERS
+    run(model, padded)
+    assert random.getstate() == state
+
+
+def trained(batch: float | None, mode: str = "whole") -> Any:
+    """Return a model in training mode, whose schedules are at this batch."""
+    model = model_of(**MODES[mode]).train()
+    for module in model.modules():
+        if hasattr(module, "batch_count"):
+            module.batch_count = batch
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:txl_kernels uses the slow reference backend")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("batch", [None, 0.0, 2000.0])
+@pytest.mark.parametrize("mode", MODES)
+def test_training(mode: str, batch: float | None, dtype: torch.dtype, any_dtype: None) -> None:
+    """With all that is random: penalties, positions and layers that are skipped, constant weights.
+
+    In float32 rounding is a large part of some gradients, sums over all frames that nearly cancel.
+    """
+    torch.set_default_dtype(dtype)
+    try:
+        theirs = trained(batch, mode)
+        ours = copy.deepcopy(theirs)
+        report = accelerate(ours, strict=True)
+        without = 0
+        for seed in range(12):
+            before, states = sum(report.fallbacks.values()), []
+            found = []
+            for model in (ours, theirs):
+                found.append(run(model, seed=seed))
+                states.append((random.getstate(), torch.get_rng_state().tolist()))
+            names = found[1].keys() if dtype == torch.float64 else ("out", "x")
+            compare({n: found[0][n] for n in names}, {n: found[1][n] for n in names})
+            assert states[0] == states[1]
+            without += sum(report.fallbacks.values()) == before
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert set(report.fallbacks) == ({PENALTY} if batch is None else {PENALTY, ASKED})
+    assert without > 0
+
+
+@pytest.mark.parametrize(("draw", "reasons"), [(0.9, {}), (0.2, {ASKED: LAYERS}), (0.05, {PENALTY: LAYERS})])
+def test_fallbacks_of_training_are_the_extras(draw: float, reasons: dict[str, int]) -> None:
+    """By the draws of an early batch: constant weights below 0.25, and penalties below 0.1, whose
+    weights are then there."""
+    model = trained(0.0)
+    report = accelerate(model, strict=True)
+    with mock.patch.object(random, "random", return_value=draw):
+        run(model)
+    assert report.fallbacks == reasons
+
+
+def test_positions_are_skipped() -> None:
+    """Then the scores are those of queries and keys, and linear_pos has no gradient."""
+    case = case_of("zipformer", "right")
+    case.module.train()
+    case.module.weights.pos_emb_skip_rate.default = 1.0
+    with mock.patch.object(random, "random", return_value=0.9):
+        want = both(case)
+        report = accelerate(case.module, strict=True)
+        compare(both(case), want)
+    assert not report.fallbacks
+    assert not any("linear_pos" in name for name in want)
+
+
+def masked(case: Any, padding: Tensor | None, hidden: Tensor | None) -> Any:
+    encodings = torch.randn(1, 89, 48, generator=torch.Generator().manual_seed(2))
+    case.call = lambda f, x: f(x, encodings.to(x.dtype), padding, hidden)
+    return case
+
+
+def test_queries_without_keys() -> None:
+    """By padding of a whole row, and by chunks behind which all is padding: equal weights."""
+    at = torch.arange(45)
+    padding = at >= torch.tensor([45, 9, 0]).unsqueeze(1)
+    own = at // 8
+    behind = own.unsqueeze(1) - own
+    for hidden in (None, (behind < 0) | (behind > 1)):
+        case = masked(case_of("zipformer", "none"), padding, hidden)
+        values = torch.randn(4, 3, 45, 6)
+        weights = case.module.weights
+        want = both(case)
+        report = accelerate(case.module, strict=True)
+        compare(both(case), want, 2e-5)
+        mean = torch.matmul(weights(case.x, torch.randn(1, 89, 48), padding, hidden), values)[:, 2]
+        torch.testing.assert_close(mean, values[:, 2].mean(1, keepdim=True).expand_as(mean))
+        assert not report.fallbacks
+
+
+FALLBACKS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "holes": (lambda case: masked(case, None, (torch.arange(45) % 7 == 3).expand(45, 45)), "a mask with holes"),
+    "holes in padding": (lambda case: masked(case, (torch.arange(45) % 7 == 3).expand(3, 45), None), "a mask with holes"),
+    "a hook": (lambda case: case.module.weights.register_forward_hook(lambda m, args, out: out * 0.5),
+               "a hook on its calls, which may read the weights"),
+    "a hook of gradients": (lambda case: case.module.weights.register_full_backward_hook(lambda *args: None),
+                            "a hook on its calls, which may read the weights"),
+    "dropout": (lambda case: (setattr(case.module.weights, "dropout", 0.5), case.module.train()),
+                "dropout of weights that several modules share"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FALLBACKS)
+def test_original_answers_and_is_counted(name: str) -> None:
+    change, reason = FALLBACKS[name]
+    case = case_of("zipformer", "none")
+    change(case)
+
+    def run() -> Tensor:
+        torch.manual_seed(0)
+        random.seed(0)
+        return answer(case)
+
+    want = run()
+    report = accelerate(case.module, strict=True)
+    assert torch.equal(run(), want)
+    assert report.fallbacks == {reason: 1}
+
+
+def test_errors_are_the_originals() -> None:
+    case = case_of("zipformer", "none")
+    weights, encodings = case.module.weights, torch.randn(1, 89, 48)
+    calls: list[tuple[Any, type[Exception]]] = [
+        ((encodings[:, 1:],), RuntimeError),
+        ((encodings, torch.zeros(3, 44).bool()), AssertionError),
+        ((encodings, None, torch.zeros(45, 45)), AssertionError),
+        ((encodings, None, torch.zeros(44, 44).bool()), RuntimeError),
+    ]
+    for accelerated in (False, True):
+        if accelerated:
+            accelerate(case.module, strict=True)
+        for arguments, kind in calls:
+            with pytest.raises(kind):
+                weights(case.x, *arguments)
+
+
+def test_weights_that_are_read() -> None:
+    """Whatever reads the weights gets them, by the original's formula, and is counted."""
+    case = case_of("zipformer", "right")
+    weights, (x, encodings) = case.module.weights, (case.x, torch.randn(1, 89, 48))
+    padding = torch.arange(45) >= torch.tensor([45, 30, 0]).unsqueeze(1)
+    with torch.no_grad():
+        want = weights(x, encodings, padding)
+        report = accelerate(case.module, strict=True)
+        found = weights(x, encodings, padding)
+    assert isinstance(found, PairWeights)
+    assert found.shape == want.shape == found.size()
+    assert (found.size(0), found.dim()) == (4, 4)
+    assert isinstance(found[1:3], PairWeights)
+    assert found[1:3].shape == want[1:3].shape
+    assert found.to("cpu") is found
+    values = torch.randn(4, 3, 45, 7)
+    for product in (torch.matmul(found, values), found @ values, found.matmul(values)):
+        torch.testing.assert_close(product, want @ values)
+    torch.testing.assert_close(found[1:3] @ values[1:3], want[1:3] @ values[1:3])
+    assert not report.fallbacks
+    reads: list[Callable[[Any], Tensor]] = [
+        lambda w: w > 0.0,
+        lambda w: (w[0:1] > 0.0).to(torch.float32),
+        lambda w: w * 2,
+        lambda w: 2 * w,
+        lambda w: 1 - w,
+        lambda w: w.sum(-1),
+        lambda w: torch.cat([w, w]),
+        lambda w: w[0],
+        lambda w: w[..., :3],
+        lambda w: w.to(torch.float64),
+        lambda w: torch.matmul(w, values[0, 0]),
+        lambda w: torch.stack(list(w)),
+        torch.log1p,
+    ]
+    for n, read in enumerate(reads, 1):
+        with torch.no_grad():
+            torch.testing.assert_close(read(weights(x, encodings, padding)), read(want))
+        assert report.fallbacks == {ASKED: n}
+
+
+def test_gradients_of_weights_that_are_read() -> None:
+    case = masked(case_of("zipformer", "none"), torch.arange(45) >= torch.tensor([45, 30, 0]).unsqueeze(1), None)
+    case.call = lambda f, x, call=case.call: (
+        call(f, x) + f.weights(x, torch.ones(1, 89, 48))[0, :, :, :1].transpose(0, 1)
+    )
+    want = both(case)
+    report = accelerate(case.module, strict=True)
+    compare(both(case), want)
+    assert report.fallbacks == {ASKED: 1}
+
+
+@contextmanager
+def entropies(caplog: pytest.LogCaptureFixture, level: int) -> Iterator[list[str]]:
+    """Make all calls draw the diagnostics, and collect what they log."""
+    found: list[str] = []
+    caplog.clear()
+    with caplog.at_level(level), mock.patch.object(random, "random", return_value=0.0):
+        yield found
+    found += [record.getMessage() for record in caplog.records]
+
+
+def test_diagnostics(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entropy of all weights is logged, from weights of a few queries at a time."""
+    case = case_of("zipformer", "right")
+    with entropies(caplog, logging.INFO) as theirs:
+        answer(case)
+    report = accelerate(case.module, strict=True)
+    monkeypatch.setattr("txl_kernels.integrations.adapters.zipformer.MAX_PAIRS", 7 * 3 * 4 * 45)
+    whole = Scores.of_pairs
+    sizes: list[int] = []
+
+    def of_pairs(self: Scores, queries: slice) -> Tensor:
+        found = whole(self, queries)
+        sizes.append(found.size(2))
+        return found
+
+    monkeypatch.setattr(Scores, "of_pairs", of_pairs)
+    with entropies(caplog, logging.INFO) as ours:
+        answer(case)
+    assert sizes == [7] * 6 + [3]
+    (wanted,), (found,) = theirs, ours
+    names, numbers = zip(*(line.split("tensor") for line in (found, wanted)), strict=True)
+    assert names[0] == names[1]
+    a, b = (torch.tensor([float(n) for n in re.findall(r"[\d.]+", text)]) for text in numbers)
+    torch.testing.assert_close(a, b, atol=2e-4, rtol=0)
+    sizes.clear()
+    with entropies(caplog, logging.WARNING) as ours:
+        answer(case)
+    assert not sizes
+    assert not ours
+    assert not report.fallbacks
+
+
+def stream(model: Any, x: Tensor) -> list[Tensor]:
+    """Return the outputs and the last states of a streaming model, in chunks of eight frames."""
+    states, outs = model.get_init_states(batch_size=x.size(1)), []
+    seen = 0
+    for frames in x.split(8):
+        left = torch.arange(16).expand(x.size(1), 16) < 16 - seen  # of the cache
+        padding = torch.cat([left, torch.zeros(x.size(1), len(frames), dtype=torch.bool)], 1)
+        out, _, states = model.streaming_forward(frames, torch.full((x.size(1),), len(frames)), states, padding)
+        outs.append(out)
+        seen = min(seen + len(frames), 16)
+    return [torch.cat(outs), *states]
+
+
+def test_streaming() -> None:
+    model = model_of(causal=True, chunk_size=(8,), left_context_frames=(16,))
+    x = torch.randn(40, 2, 32)
+    run = torch.no_grad()(lambda: stream(model, x))
+    check(model, run)
+    report = check(model, run, streaming=True)
+    module: Any = report.rows[0].module
+    with mock.patch.object(type(module), "why_not_kernel", return_value="not today"):
+        want = run()
+    assert set(report.fallbacks) == {"not today"}
+    restore(model)
+    assert all(torch.equal(a, b) for a, b in zip(run(), want, strict=True))
+
+
+def test_zipenhancer() -> None:
+    """The encoder of ZipEnhancer, in two packages, on frames and frequencies."""
+    sizes = {
+        name: (value, value) if isinstance(value, int) and name != "pos_dim" else value for name, value in SIZES.items()
+    }
+    for package in (bare_peers.zipenhancer, bare_peers.modelscope):
+        m = bare_peers.beside(package(), "zipenhancer_layer")
+        torch.manual_seed(0)
+        model = m.Zipformer2DualPathEncoder(**sizes).eval()
+        x = torch.randn(2, 32, 21, 10)
+        report = check(model, torch.no_grad()(lambda model=model, x=x: model(x)))
+        assert len(report.accelerated) == 2 * LAYERS
