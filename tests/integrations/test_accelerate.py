@@ -346,7 +346,7 @@ def test_mask_is_scanned_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["parakeet", "nemo", "espnet", "xlnet", "w2v-bert relative_key", "gemma 4", "t5",
-                                  "longt5 local", "mpnet", "speechbrain beats"])  # fmt: skip
+                                  "longt5 local", "mpnet", "speechbrain beats", "zipformer"])  # fmt: skip
 def test_one_frame(name: str) -> None:
     case = case_of(name, "none", sizes=Sizes(T=1, B=1))
     check(case.module, lambda: answer(case), tolerance=2e-5)

@@ -15,7 +15,7 @@ from txl_kernels.integrations import accelerate
 WINDOW = (9, 4)  # of the mask "limited"
 MASKED = ("wav2vec2-conformer", "w2v-bert relative_key", "seamless v2", "parakeet", "nemotron", "nemo", "espnet",
           "espnet zero_triu", "funasr", "espnet legacy", "funasr legacy", "espnet transducer", "funasr chunk", "cosyvoice",
-          "speechbrain", "nemo transformer", "xlnet", "t5", "umt5", "mpnet")  # fmt: skip
+          "speechbrain", "nemo transformer", "xlnet", "t5", "umt5", "mpnet", "zipformer")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MASKED)

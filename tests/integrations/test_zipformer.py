@@ -6,12 +6,15 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from layer_helpers import both, case_of, check, compare
+from test_copies import vendored
+from test_exactness import ZIPFORMERS, in_float64
 from torch import Tensor, nn
 
 from implementations import bare_peers
@@ -142,6 +145,19 @@ def test_positions_are_skipped() -> None:
         compare(both(case), want)
     assert not report.fallbacks
     assert not any("linear_pos" in name for name in want)
+
+
+@pytest.mark.filterwarnings("ignore:txl_kernels uses the slow reference backend")
+@pytest.mark.parametrize("masks", ["none", "right", "left", "chunks padded"])
+@pytest.mark.parametrize("name", ZIPFORMERS)
+def test_float64(name: str, masks: str, any_dtype: None) -> None:
+    case = case_of(name, masks)
+    case.module.double()
+    with in_float64(name):
+        want = both(case, dtype=torch.float64)
+        report = accelerate(case.module, strict=True)
+        compare(both(case, dtype=torch.float64), want, 1e-12)
+    assert not report.fallbacks
 
 
 def masked(case: Any, padding: Tensor | None, hidden: Tensor | None) -> Any:
@@ -333,6 +349,30 @@ def test_streaming() -> None:
     assert set(report.fallbacks) == {"not today"}
     restore(model)
     assert all(torch.equal(a, b) for a, b in zip(run(), want, strict=True))
+
+
+CHANGES = {
+    "attn_scores + pos_scores": ("pos_scores + attn_scores", None),
+    "limit=25.0": ("limit=20.0", None),
+    "masked_fill(attn_mask, -1000)": ("masked_fill(attn_mask, -1)", "is off by"),
+    "(seq_len - 1)": ("(seq_len - 2)", "is off by"),
+}
+
+
+@pytest.mark.parametrize("old", CHANGES)
+def test_verify(old: str, tmp_path: Path) -> None:
+    """A copy with other source is tried out, in evaluation mode."""
+    new, difference = CHANGES[old]
+    case = case_of("zipformer", "right")
+    case.module.weights.__class__ = vendored(
+        type(case.module.weights), tmp_path, lambda source: source.replace(old, new)
+    )
+    want = answer(case)
+    with pytest.warns(UserWarning, match=difference or "verify=True tries it out"):
+        accelerate(case.module, verify=difference is not None)
+    if difference is None:
+        assert ", tried out as Zipformer" in str(accelerate(case.module, strict=True, verify=True))
+        torch.testing.assert_close(answer(case), want, atol=2e-5, rtol=1e-4)
 
 
 def test_zipenhancer() -> None:

@@ -59,6 +59,15 @@ class Scores:
     seen: Seen
     window: Window
 
+    def with_equal_weights(self) -> "Scores":
+        """Return scores that are 0 for queries whose keys are all hidden, so that `attend` gives
+        all keys the same weight, as the originals do."""
+        alone = self.seen.alone
+        if alone is None:
+            return self
+        alone = alone.unsqueeze(1).unsqueeze(-1)
+        return replace(self, q=self.q.masked_fill(alone, 0), p=None if self.p is None else self.p.masked_fill(alone, 0))
+
     def of_heads(self, heads: slice) -> "Scores":
         """Return the scores of some heads."""
         q, k = self.q[:, heads], self.k[:, heads]
@@ -78,19 +87,16 @@ class Scores:
         return scores.transpose(0, 1)
 
     def attend(self, v: Tensor) -> Tensor:
-        """Return the attention [B, H, L, width] with values v [B, H, S, width]."""
-        q, p = self.q, self.p
-        start, end, alone = self.seen
-        if alone is not None:  # scores of 0 give all keys the same weight
-            alone = alone.unsqueeze(1).unsqueeze(-1)
-            q, p = q.masked_fill(alone, 0), None if p is None else p.masked_fill(alone, 0)
-        settings: dict[str, Any] = {"q_pos": p, "past": self.past}
-        if p is None:  # a bias of 0 at one distance, and none at others
-            settings = {"r_bias": q.new_zeros(1, 1), "zero_row": 0, "outside": "zero"}
+        """Return the attention [B, H, L, width] with values v [B, H, S, width], of scores as
+        `with_equal_weights` returns them."""
+        settings: dict[str, Any] = {"q_pos": self.p, "past": self.past}
+        if self.p is None:  # a bias of 0 at one distance, and none at others
+            settings = {"r_bias": self.q.new_zeros(1, 1), "zero_row": 0, "outside": "zero"}
         settings |= {"window": self.window, "scale": 1.0, "position_scale": 1.0}
         v = v if v.stride(-1) == 1 else v.contiguous()
         parts = [v] if v.device.type == "cpu" else v.split(MAX_GPU_WIDTH, -1)
-        found = [attend(q, self.k, x, self.r, None, None, (start, end), **settings) for x in parts]
+        bounds = self.seen.start, self.seen.end
+        found = [attend(self.q, self.k, x, self.r, None, None, bounds, **settings) for x in parts]
         return found[0] if len(found) == 1 else torch.cat(found, -1)
 
 

@@ -131,7 +131,7 @@ class ZipEnhancer(Accelerated):
             self.count_fallback("attention weights asked for")
             return self._weights(scores, masks)  # type: ignore[no-any-return]
 
-        return PairWeights(scores, compute)
+        return PairWeights(scores.with_equal_weights(), compute)
 
     def _weights(
         self: Any, scores: Scores, masks: tuple[Tensor | None, Tensor | None],
