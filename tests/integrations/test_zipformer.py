@@ -231,7 +231,7 @@ def test_errors_are_the_originals() -> None:
 
 
 def test_weights_that_are_read() -> None:
-    """Whatever reads the weights gets them, by the original's formula, and is counted."""
+    """Every other use gets the weights, by the original's formula, and is counted."""
     case = case_of("zipformer", "right")
     weights, (x, encodings) = case.module.weights, (case.x, torch.randn(1, 89, 48))
     padding = torch.arange(45) >= torch.tensor([45, 30, 0]).unsqueeze(1)
@@ -293,7 +293,7 @@ def entropies(caplog: pytest.LogCaptureFixture, level: int) -> Iterator[list[str
 
 
 def test_diagnostics(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entropy of all weights is logged, from weights of a few queries at a time."""
+    """The entropy of all weights is logged, a block of queries at a time."""
     case = case_of("zipformer", "right")
     with entropies(caplog, logging.INFO) as theirs:
         answer(case)
