@@ -414,10 +414,13 @@ def _espnet(package: Callable[[], Any], legacy: bool = False, zero_triu: bool = 
 
 
 def _transducer(package: Callable[[], Any], name: str) -> Callable[..., PeerCase]:
-    """Return a maker; held: number of frames before the chunk, from a cache filled by streaming."""
+    """Return a maker; held: number of frames before the chunk, from a cache filled by streaming;
+    simplified: whether a bias replaces the products with encodings."""
 
-    def maker(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, held: int = 0) -> PeerCase:
-        module = getattr(package(), name)(s.heads, s.d, dropout)
+    def maker(
+        s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, held: int = 0, simplified: bool = False
+    ) -> PeerCase:
+        module = getattr(package(), name)(s.heads, s.d, dropout, simplified)
         encodings = sinusoids(held + s.T - 1, 1 - s.T, s.d)
         before = torch.randn(s.B, held, s.d)
         padding = torch.cat([torch.zeros(s.B, held, dtype=torch.bool), ~real], 1)

@@ -27,6 +27,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     *((name, masks, {}) for name in ("espnet transducer", "funasr chunk", "speechbrain") for masks in MASKS
       if masks != "chunks padded"),
     *((name, m, {"held": 20}) for name in ("espnet transducer", "funasr chunk", "cosyvoice") for m in MASKS[:2]),
+    *((name, m, {"held": n, "simplified": True}) for name in ("espnet transducer", "funasr chunk")
+      for m in ("none", "right", "chunks") for n in (0, 20) if (m, n) != ("chunks", 20)),
     *(("nemo local", m, {"context": c}) for m in MASKS[:2] for c in ((9, 9), (9, 4), (3, 8), (64, 64))),
     ("nemo transformer", "right", {"norm": True}),
     *((name, "none", {"context": n}) for name in ("granite", "granite plus") for n in (10, 9, 64)),

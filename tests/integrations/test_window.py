@@ -32,6 +32,15 @@ def test_window_equals_mask(name: str) -> None:
     torch.testing.assert_close(answer(case), whole, atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["espnet transducer", "funasr chunk"])
+def test_simplified_scores(name: str) -> None:
+    want = answer(case_of(name, "limited", simplified=True))
+    case = case_of(name, "none", simplified=True)
+    report = accelerate(case.module, strict=True, window=WINDOW)
+    torch.testing.assert_close(answer(case), want, atol=2e-5, rtol=1e-4)
+    assert not report.fallbacks
+
+
 def test_window_and_the_models_own_mask() -> None:
     """Padding and chunks hide what they hid."""
     case = case_of("espnet", "chunks padded")
