@@ -213,6 +213,15 @@ def test_original_answers_and_is_counted(name: str) -> None:
     assert report.fallbacks == {reason: 1}
 
 
+def test_wide_values_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels for GPUs support values up to some width."""
+    case = case_of("zipformer", "right")
+    want = both(case)
+    accelerate(case.module, strict=True)
+    monkeypatch.setattr("txl_kernels.integrations.adapters.pair_weights.max_width", lambda device: 5)
+    compare(both(case), want)
+
+
 def test_errors_are_the_originals() -> None:
     case = case_of("zipformer", "none")
     weights, encodings = case.module.weights, torch.randn(1, 89, 48)

@@ -16,12 +16,16 @@ from torch.utils._pytree import tree_map
 from txl_kernels.checks import autocast_dtype
 from txl_kernels.integrations.attention import Window, attend
 
-MAX_GPU_WIDTH = 256  # of values in a call of the kernels for GPUs
 _PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
 _OPERATORS = (
     "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rmatmul", "neg", "abs",
     "lt", "le", "gt", "ge", "eq", "ne", "invert", "and", "or", "len", "iter", "bool", "float",
 )  # fmt: skip
+
+
+def max_width(device: torch.device) -> int | None:
+    """Return the greatest width of values that kernels for a device support, None for any."""
+    return None if device.type == "cpu" else 256
 
 
 class Seen(NamedTuple):
@@ -94,7 +98,7 @@ class Scores:
             settings = {"r_bias": self.q.new_zeros(1, 1), "zero_row": 0, "outside": "zero"}
         settings |= {"window": self.window, "scale": 1.0, "position_scale": 1.0}
         v = v if v.stride(-1) == 1 else v.contiguous()
-        parts = [v] if v.device.type == "cpu" else v.split(MAX_GPU_WIDTH, -1)
+        parts = v.split(max_width(v.device) or v.size(-1), -1)
         bounds = self.seen.start, self.seen.end
         found = [attend(self.q, self.k, x, self.r, None, None, bounds, **settings) for x in parts]
         return found[0] if len(found) == 1 else torch.cat(found, -1)
