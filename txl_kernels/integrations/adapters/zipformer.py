@@ -47,7 +47,10 @@ class ZipEnhancer(Accelerated):
         hidden = None if seen is None else ~seen
 
         def call(m: Any, x: Tensor) -> Tensor:
-            return torch.matmul(m(x.transpose(0, 1), table, padding, hidden), values)
+            state = random.getstate()
+            weights = m(x.transpose(0, 1), table, padding, hidden)
+            random.setstate(state)
+            return torch.matmul(weights, values)
 
         return inputs.frames(width_of(module.in_proj)), call
 
