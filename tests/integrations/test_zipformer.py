@@ -118,11 +118,21 @@ def test_training(mode: str, batch: float | None, dtype: torch.dtype, any_dtype:
     assert without > 0
 
 
-@pytest.mark.parametrize(("draw", "reasons"), [(0.9, {}), (0.2, {ASKED: LAYERS}), (0.05, {PENALTY: LAYERS})])
-def test_fallbacks_of_training_are_the_extras(draw: float, reasons: dict[str, int]) -> None:
-    """By the draws of an early batch: constant weights below 0.25, and penalties below 0.1, whose
-    weights are then there."""
+def scale_scores(model: nn.Module, factor: float) -> None:
+    for name, p in model.named_parameters():
+        if name.endswith("weights.in_proj.weight"):
+            p.data *= factor
+
+
+EXTRAS = [(0.9, 9.0, {}), (0.2, 9.0, {ASKED: LAYERS}), (0.05, 0.1, {ASKED: LAYERS}), (0.05, 9.0, {PENALTY: LAYERS})]
+
+
+@pytest.mark.parametrize(("draw", "factor", "reasons"), EXTRAS)
+def test_fallbacks_of_training_are_the_extras(draw: float, factor: float, reasons: dict[str, int]) -> None:
+    """By the draws of an early batch: constant weights below 0.25, and penalties below 0.1, which
+    small scores do not get; after a penalty the weights are there."""
     model = trained(0.0)
+    scale_scores(model, factor)
     report = accelerate(model, strict=True)
     with mock.patch.object(random, "random", return_value=draw):
         run(model)
@@ -155,13 +165,15 @@ def test_float64(name: str, masks: str, any_dtype: None) -> None:
     assert not report.fallbacks
 
 
+@pytest.mark.parametrize("factor", [0.5, 15.0])
 @pytest.mark.parametrize("name", ZIPFORMERS)
-def test_training_of_each_package(name: str) -> None:
+def test_training_of_each_package(name: str, factor: float) -> None:
     """Penalties, positions that are skipped, and the draws of packages that have fewer."""
     theirs, ours = case_of(name), case_of(name)
     for case in (theirs, ours):
         case.module.train()
         case.module.weights.pos_emb_skip_rate.default = 0.5
+        scale_scores(case.module, factor)
     report = accelerate(ours.module, strict=True)
     for seed in range(30):
         found, states = [], []
@@ -171,7 +183,7 @@ def test_training_of_each_package(name: str) -> None:
             states.append(random.getstate())
         compare(found[1], found[0])
         assert states[0] == states[1]
-    assert set(report.fallbacks) == (set() if name == "zipenhancer" else {PENALTY})
+    assert set(report.fallbacks) == (set() if name == "zipenhancer" or factor < 1 else {PENALTY})
 
 
 def stream(model: Any, x: Tensor) -> list[Tensor]:

@@ -9,7 +9,7 @@ draws are the original's, in the same order, of Python's generator and of torch'
 import logging
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,7 +21,8 @@ from txl_kernels.integrations.peer import Accelerated, Peer, RandomInputs, Sampl
 from txl_kernels.integrations.streaming import cached
 from txl_kernels.linear import has_hooks
 
-MAX_PAIRS = 2**22  # pairs of a block whose weights are computed for diagnostics
+MAX_PAIRS = 2**22  # pairs of a block of queries, where something is computed block by block
+LIMIT = 25.0  # of scores, beyond which training adds a penalty
 HIDDEN = -1000  # the score of pairs that masks hide
 
 
@@ -70,8 +71,11 @@ class ZipEnhancer(Accelerated):
         masks = (key_padding_mask, attn_mask)
         weights: PairWeights | Tensor = self._stand_in(scores, masks)
         if self.training and self.penalizes and random.random() < 0.1:
-            self.count_fallback("a penalty on large scores, which training adds to some calls")
-            weights = self._weights(scores, masks, self._penalized)
+            if _are_small(scores):
+                self._penalized(scores.of_pairs(slice(1))[:1, :1, :, :1])  # for its random draws
+            else:
+                self.count_fallback("a penalty on large scores, which training adds to some calls")
+                weights = self._weights(scores, masks, self._penalized)
         drawn = self.logs and (self.training or not torch.compiler.is_compiling())  # random draws break a graph
         if drawn and random.random() < 0.001 and not self.training:
             self._log_entropy(scores, masks)
@@ -158,7 +162,7 @@ class ZipEnhancer(Accelerated):
         return getattr(sys.modules[self.original.__module__], name)
 
     def _penalized(self: Any, pairs: Tensor) -> Tensor:
-        return self._beside("penalize_abs_values_gt")(pairs, limit=25.0, penalty=1.0e-04, name=self.name)  # type: ignore[no-any-return]
+        return self._beside("penalize_abs_values_gt")(pairs, limit=LIMIT, penalty=1.0e-04, name=self.name)  # type: ignore[no-any-return]
 
     def _log_entropy(self: Any, scores: Scores, masks: Any) -> None:
         """Log the entropy of the weights of each head as the original's `_print_attn_entropy` does,
@@ -168,11 +172,10 @@ class ZipEnhancer(Accelerated):
         if scores.window is not None or not logging.getLogger().isEnabledFor(level):
             return
         batch, heads, length, _ = scores.q.shape
-        size = max(MAX_PAIRS // (batch * heads * scores.k.size(2)), 1)
         total = torch.zeros(heads, device=scores.q.device)
         with torch.no_grad():
-            for first in range(0, length, size):
-                weights = self._weights(scores, masks, queries=slice(first, first + size)).float()
+            for queries in _blocks(scores):
+                weights = self._weights(scores, masks, queries=queries).float()
                 total -= ((weights + 1.0e-20).log() * weights).sum(dim=(1, 2, 3))
         logging.log(level, f"name={self.name}, attn_weights_entropy = {total / (batch * length)}")
 
@@ -203,6 +206,23 @@ class Zipformer(ModelScope):
         q, k, p = self._split(self.in_proj(x))
         k = torch.cat([cached_key, k], dim=0)
         return self._stand_in(self._scores(q, k, p, pos_emb, seen), (key_padding_mask, None)), k[-left_context_len:]
+
+
+def _blocks(scores: Scores) -> Iterator[slice]:
+    """Yield slices of queries with at most MAX_PAIRS pairs each, or of one query."""
+    batch, heads, length, _ = scores.q.shape
+    size = max(MAX_PAIRS // (batch * heads * scores.k.size(2)), 1)
+    for first in range(0, length, size):
+        yield slice(first, first + size)
+
+
+@torch.no_grad()
+def _are_small(scores: Scores) -> bool:
+    """Whether all scores are within LIMIT, whatever their rounding, so that the penalty is 0.
+    Synchronizes with the device."""
+    if scores.window is not None or torch.compiler.is_compiling():
+        return False
+    return all(bool(scores.of_pairs(queries).abs().amax() < 0.98 * LIMIT) for queries in _blocks(scores))
 
 
 def _seen_pairs(hidden: Tensor) -> Tensor:
