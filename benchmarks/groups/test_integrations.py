@@ -89,9 +89,30 @@ def test_encoders(machine: Machine, full: bool) -> list[Comparison]:
     found = []
     for title in peers.ENCODERS:
         for seconds in (10, 30, 120) if full else (10, 30):
-            runs = _both(peers.encoder_entry, title, after=(seconds,))
-            case = Case(direction="forward", model=title, layers=peers.LAYERS_OF_ENCODER, note=f"{seconds} s of sound")
+            runs = _both(peers.encoder_entry, title, after=(seconds * peers.ENCODERS[title].frames,))
+            layers = peers.LAYERS_OF_ENCODER[title]
+            case = Case(direction="forward", model=title, layers=layers, note=f"{seconds} s of sound")
             found.append(
                 Comparison("other libraries' encoders", case, runs, clock="wall", seconds=12, minimum=3, maximum=20)
             )
+    return found
+
+
+@comparisons("cpu", backend=None)
+def test_zipformer(machine: Machine, full: bool) -> list[Comparison]:
+    """Time and peak memory of icefall's medium encoder."""
+    title, lengths, found = peers.ZIPFORMER, (1000, 3000), []
+    for length in lengths:
+        case = Case(
+            direction="forward",
+            model=title,
+            layers=peers.LAYERS_OF_ENCODER[title],
+            note=f"{length:,} frames, six stacks",
+        )
+        runs = _both(peers.encoder_entry, title, after=(length,))
+        found.append(
+            Comparison("other libraries' encoders", case, runs, clock="wall", seconds=12, minimum=3, maximum=20)
+        )
+        runs = _both(peers.encoder_memory_entry, title, after=(lengths, length, machine))
+        found.append(Comparison("peak memory of other libraries' encoders", case, runs, clock="own", minimum=1))
     return found

@@ -59,6 +59,8 @@ fireredasr = functools.partial(_alone, "fireredasr.models.module.conformer_encod
 espnet = functools.partial(_alone, "espnet.nets.pytorch_backend.transformer.attention")
 espnet_transducer = functools.partial(_alone, "espnet2.asr_transducer.encoder.modules.attention")
 funasr = functools.partial(_alone, "funasr.models.transformer.attention")
+zipenhancer = functools.partial(_alone, "zipenhancer.models.layers.zipformer")
+modelscope = functools.partial(_alone, "modelscope.models.audio.ans.zipenhancer_layers.zipformer")
 
 
 def transformers(model: str) -> Any:
@@ -137,6 +139,18 @@ def ding() -> Any:
     return _alone("ding.torch_utils.network.gtrxl")
 
 
+def zipformer() -> Any:
+    for name in ("zipformer", "zipformer.modules"):
+        _module(name)
+    _module("zipformer.utils", torch_autocast=functools.partial(torch.autocast, "cuda"))
+    return _alone("zipformer.modules.zipformer")
+
+
+def beside(module: Any, name: str) -> Any:
+    """Load another module of a loaded module's package."""
+    return importlib.import_module(f"{module.__package__}.{name}")
+
+
 def original(peer: Any) -> Any:
     """Return the original class of a peer in txl_kernels.integrations, from its module loaded
     alone."""
@@ -187,4 +201,7 @@ LOADERS: dict[str, tuple[Any, ...]] = {
     "enformer-pytorch": (enformer,),
     "DI-engine": (ding,),
     "ray": (rllib,),
+    "zipformer": (zipformer,),
+    "zipenhancer": (zipenhancer,),
+    "modelscope": (modelscope,),
 }

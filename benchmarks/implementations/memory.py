@@ -2,9 +2,10 @@
 implementations.memory WORK NAME LENGTHS DEVICE.
 
 WORK: "attention" (forward and backward, B1 H8 D64, L = M), "step" (a training step of two layers
-with enwik8-base's sizes, B1) or "peer" (another library's layer). NAME: of the implementation; for
-"peer" the method and the layer's title. LENGTHS, separated by commas, are measured in this order
-after a tiny one, so that libraries loaded on first use do not count.
+with enwik8-base's sizes, B1), "peer" (another library's layer) or "encoder" (a whole one, forward).
+NAME: of the implementation; for "peer" and "encoder" the method and the title. LENGTHS, separated
+by commas, are measured in this order after a tiny one, so that libraries loaded on first use do not
+count.
 It prints a line of JSON for each length, with length, seconds, and peak_mib above the memory used
 before by inputs or parameters.
 """
@@ -64,6 +65,11 @@ def work(kind: str, name: str, length: int, machine: Machine) -> Callable[[], ob
 
         method, _, title = name.partition(" ")
         return peers.layer_step(title, method, max(length, min(peers.BATCHES)), backward=True)
+    if kind == "encoder":
+        from implementations import peers
+
+        method, _, title = name.partition(" ")
+        return peers.encoder_step(title, method, length)
     from implementations.models import ENWIK8_BASE  # not imported for attention alone
     from implementations.training import TRAINED, step
 

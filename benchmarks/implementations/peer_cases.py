@@ -414,10 +414,13 @@ def _espnet(package: Callable[[], Any], legacy: bool = False, zero_triu: bool = 
 
 
 def _transducer(package: Callable[[], Any], name: str) -> Callable[..., PeerCase]:
-    """Return a maker; held: number of frames before the chunk, from a cache filled by streaming."""
+    """Return a maker; held: number of frames before the chunk, from a cache filled by streaming;
+    simplified: whether a bias replaces the products with encodings."""
 
-    def maker(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, held: int = 0) -> PeerCase:
-        module = getattr(package(), name)(s.heads, s.d, dropout)
+    def maker(
+        s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, held: int = 0, simplified: bool = False
+    ) -> PeerCase:
+        module = getattr(package(), name)(s.heads, s.d, dropout, simplified)
         encodings = sinusoids(held + s.T - 1, 1 - s.T, s.d)
         before = torch.randn(s.B, held, s.d)
         padding = torch.cat([torch.zeros(s.B, held, dtype=torch.bool), ~real], 1)
@@ -509,6 +512,49 @@ def _rllib(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: floa
     return PeerCase(module, lambda f, x: f(x, mems.to(x.dtype)), x, torch.ones_like(real))
 
 
+class ZipformerAttention(nn.Module):
+    """The attention of Zipformer's layer: the module that computes weights, and the three that
+    multiply them by values."""
+
+    def __init__(self, m: Any, s: Sizes, dropout: float) -> None:
+        super().__init__()
+        width = s.d // s.heads
+        self.weights = m.RelPositionMultiheadAttentionWeights(s.d, 48, s.heads, width, 4, dropout)
+        self.nonlin = m.NonlinAttention(s.d, 3 * s.d // 4)
+        self.first, self.second = (m.SelfAttention(s.d, s.heads, 12) for _ in range(2))
+
+    def forward(self, x: Tensor, pos_emb: Tensor, padding: Tensor | None, hidden: Tensor | None) -> Tensor:
+        weights = self.weights(x, pos_emb=pos_emb, attn_mask=hidden, key_padding_mask=padding)
+        x = x + self.nonlin(x, weights[0:1])
+        x = x + self.first(x, weights)
+        result: Tensor = x + self.second(x, weights)
+        return result
+
+
+def _zipformer(package: Callable[[], Any]) -> Callable[..., PeerCase]:
+    def maker(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float) -> PeerCase:
+        m = package()
+        module = ZipformerAttention(m, s, dropout)
+        for part in module.modules():
+            if type(part).__name__ in ("Balancer", "Whiten"):  # their penalties are random
+                del part.prob
+                part.prob = 0.0
+        nn.init.normal_(module.weights.linear_pos.weight, 0, 0.3)
+        encodings = m.CompactRelPositionalEncoding(48, 0.15).eval()(x.transpose(0, 1))
+        padding = None if seen is None else ~real
+        hidden = None if seen is None or seen.size(1) == 1 else ~seen
+        if hidden is not None and hidden.size(0) > 1:  # its own masks are the same for all rows
+            hidden = hidden[0] if torch.equal(hidden, hidden[:1].expand_as(hidden)) else hidden
+
+        def call(f: nn.Module, x: Tensor) -> Tensor:
+            out: Tensor = f(x, encodings.to(x.dtype), padding, hidden)
+            return out
+
+        return PeerCase(module, call, x.transpose(0, 1).contiguous(), torch.ones(s.T, s.B) > 0)
+
+    return maker
+
+
 # Makers of stacks of layers, which share biases.
 STACKS = ("t5", "t5 decoder", "mt5", "umt5", "umt5 decoder", "switch", "switch decoder", "pop2piano", "longt5 decoder",
           "longt5 local", "mpnet", "wavlm", "espnet beats", "speechbrain beats")  # fmt: skip
@@ -562,4 +608,7 @@ MAKERS: dict[str, Callable[..., PeerCase]] = {
     "xlnet": _xlnet,
     "ding": _ding,
     "rllib": _rllib,
+    "zipformer": _zipformer(bare.zipformer),
+    "zipenhancer": _zipformer(bare.zipenhancer),
+    "modelscope zipenhancer": _zipformer(bare.modelscope),
 }  # fmt: skip

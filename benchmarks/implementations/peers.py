@@ -6,8 +6,10 @@ The environment variable PEERS names the folder that `make peers` filled.
 import copy
 import functools
 import importlib.util
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +57,7 @@ LAYERS = {
     "Enformer": Layer("enformer", {"values": 192}),
     "transformers T5, 3 layers": Layer("t5", {}),
     "transformers WavLM, 3 layers": Layer("wavlm", {}),
+    "Zipformer": Layer("zipformer", {}),
 }
 STEPS_OF_RUN = 50
 SHORT = tuple(LAYERS)[:7]  # layers that are run without --full
@@ -200,16 +203,23 @@ def stream_entry(method: str, held: int, new: int) -> Entry:
     return Entry(run, check, per=STEPS_OF_RUN)
 
 
+def _last_hidden_state(model: Any, x: Tensor) -> Tensor:
+    hidden: Tensor = model(x).last_hidden_state
+    return hidden
+
+
 class Encoder(NamedTuple):
     """A whole model with random weights.
 
     Attributes:
         frames: number of input frames per second of audio.
+        call: returns the output of frames [1, T, features].
     """
 
     make: Callable[[int], Any]
     frames: int
     features: int
+    call: Callable[[Any, Tensor], Tensor] = _last_hidden_state
 
 
 def _parakeet(layers: int) -> Any:
@@ -226,25 +236,62 @@ def _w2v_bert(layers: int) -> Any:
     return m.Wav2Vec2BertModel(config)
 
 
-ENCODERS = {"Parakeet": Encoder(_parakeet, 100, 80), "w2v-BERT 2.0": Encoder(_w2v_bert, 50, 160)}
-LAYERS_OF_ENCODER = 4
+def _zipformer(layers: int) -> Any:
+    """Return icefall's medium size, with this number of layers in each of its six stacks."""
+    with mock.patch.dict(os.environ, {"K2_ONNX_EXPORT": "1"}):  # its activations are not compiled
+        return bare_peers.zipformer().Zipformer(
+            downsampling_factor=(1, 2, 4, 8, 4, 2), encoder_dim=(192, 256, 384, 512, 384, 256), num_encoder_layers=layers,
+            encoder_unmasked_dim=(192, 192, 256, 256, 256, 192), query_head_dim=32, pos_head_dim=4, value_head_dim=12,
+            num_heads=(4, 4, 4, 8, 4, 4), feedforward_dim=(512, 768, 1024, 1536, 1024, 768),
+            cnn_module_kernel=(31, 31, 15, 15, 15, 31), pos_dim=48,
+        )  # fmt: skip
 
 
-def encoder_entry(title: str, method: str, seconds: int) -> Entry:
+def _call_zipformer(model: Any, x: Tensor) -> Tensor:
+    hidden: Tensor = model(x.transpose(0, 1), torch.tensor([x.size(1)]))[0]
+    return hidden
+
+
+ZIPFORMER = "Zipformer"
+ENCODERS = {
+    "Parakeet": Encoder(_parakeet, 100, 80),
+    "w2v-BERT 2.0": Encoder(_w2v_bert, 50, 160),
+    ZIPFORMER: Encoder(_zipformer, 50, 192, _call_zipformer),
+}
+LAYERS_OF_ENCODER = {"Parakeet": 4, "w2v-BERT 2.0": 4, ZIPFORMER: 2}  # of each stack of Zipformer
+
+
+def encoder_entry(title: str, method: str, frames: int) -> Entry:
     """Make an entry that runs a whole encoder forward over one recording."""
+    run, check = _encoder(title, method, frames)
+    return Entry(run, check)
+
+
+def encoder_step(title: str, method: str, frames: int) -> Callable[[], Tensor]:
+    """Return a function that runs a whole encoder forward."""
+    return _encoder(title, method, frames)[0]
+
+
+def encoder_memory_entry(title: str, method: str, lengths: tuple[int, ...], length: int, machine: Machine) -> Entry:
+    """Make an entry that measures the peak memory of `encoder_step` in a separate process."""
+    _require(title)
+    return probe("encoder", f"{method} {title}", lengths, length, machine, lambda: _encoder(title, method, 400)[1]())
+
+
+def _encoder(title: str, method: str, frames: int) -> tuple[Callable[[], Tensor], Callable[[], None]]:
+    """Return functions that run an encoder, and that compare it with the original."""
     _require(title)
     encoder = ENCODERS[title]
     torch.manual_seed(0)
-    model = encoder.make(LAYERS_OF_ENCODER).eval()
-    features = torch.randn(1, seconds * encoder.frames, encoder.features)
+    model = encoder.make(LAYERS_OF_ENCODER[title]).eval()
+    features = torch.randn(1, frames, encoder.features)
 
     def run(x: Tensor = features) -> Tensor:
         with torch.no_grad():
-            hidden: Tensor = model(x).last_hidden_state
-        return hidden
+            return encoder.call(model, x)
 
     short = features[:, :400]
     own = run(short).double()
     if method == ACCELERATED:
         accelerate(model, strict=True)
-    return Entry(run, lambda: require(run(short), own, title, 1e-4))
+    return run, lambda: require(run(short), own, title, 1e-4)

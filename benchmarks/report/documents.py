@@ -30,7 +30,14 @@ beyond the parameters).
 """
 # Groups of comparisons of two implementations, another library's and this package's.
 _LAYERS = "other libraries' layers"
-LIBRARIES = (_LAYERS, f"peak memory of {_LAYERS}", f"streaming steps of {_LAYERS}", "other libraries' encoders")
+_ENCODERS = "other libraries' encoders"
+LIBRARIES = (
+    _LAYERS,
+    f"peak memory of {_LAYERS}",
+    f"streaming steps of {_LAYERS}",
+    _ENCODERS,
+    f"peak memory of {_ENCODERS}",
+)
 PAIRS = (*LIBRARIES, "generate()")  # the latter until commit 6c4a063f37
 # Groups that docs/speed.md shows besides evaluation; softmax was measured until commit f2a9f98.
 SHOWN = ("attention", "Inkling", "decode", "training step", "softmax", "peak memory", "padding", "call overhead",

@@ -14,6 +14,7 @@ bare_peers.use()
 WARNINGS = (
     "flex_attention called without torch.compile",
     "Support for mismatched key_padding_mask and attn_mask",  # WavLM's
+    ".*torch.cuda.amp.autocast",  # ModelScope's
 )
 
 

@@ -157,8 +157,6 @@ BEATS = ("espnet beats", "layers.0.self_attn")
 LEFT_ALONE: dict[str, tuple[Maker, str]] = {
     "rotary positions": (new("wav2vec2_bert", "Wav2Vec2BertSelfAttention", "Wav2Vec2BertConfig", num_attention_heads=4,
                              hidden_size=64, position_embeddings_type="rotary"), "position_embeddings_type is 'rotary'"),
-    "simplified scores": (lambda m: bare_peers.espnet_transducer().RelPositionMultiHeadedAttention(4, 64, 0.0, True),
-                          "simplified_attention_score"),
     "missing attribute": (changed("wav2vec2-conformer", position_embeddings_type=None),
                           "is not complete: .*position_embeddings_type"),
     "lazy layer": (changed("espnet", linear_q=nn.LazyLinear(64)), "has parameters that are not initialised"),
@@ -346,7 +344,7 @@ def test_mask_is_scanned_once() -> None:
 
 
 @pytest.mark.parametrize("name", ["parakeet", "nemo", "espnet", "xlnet", "w2v-bert relative_key", "gemma 4", "t5",
-                                  "longt5 local", "mpnet", "speechbrain beats"])  # fmt: skip
+                                  "longt5 local", "mpnet", "speechbrain beats", "zipformer"])  # fmt: skip
 def test_one_frame(name: str) -> None:
     case = case_of(name, "none", sizes=Sizes(T=1, B=1))
     check(case.module, lambda: answer(case), tolerance=2e-5)

@@ -11,6 +11,7 @@ import torch
 from layer_helpers import both, case_of
 from torch import Tensor
 
+from implementations import bare_peers
 from txl_kernels.integrations import accelerate, restore
 
 # FlexAttention's, on a CPU.
@@ -21,9 +22,13 @@ ALL_MASKS = ("wav2vec2-conformer", "w2v-bert relative", "w2v-bert relative_key",
              "fireredasr", "nemo transformer", "xlnet", "t5")  # fmt: skip
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     *((name, masks, {}) for name in ALL_MASKS for masks in MASKS),
+    *(("zipformer", masks, {}) for masks in MASKS),
+    *((name, m, {}) for name in ("zipenhancer", "modelscope zipenhancer") for m in MASKS[:3]),
     *((name, masks, {}) for name in ("espnet transducer", "funasr chunk", "speechbrain") for masks in MASKS
       if masks != "chunks padded"),
     *((name, m, {"held": 20}) for name in ("espnet transducer", "funasr chunk", "cosyvoice") for m in MASKS[:2]),
+    *((name, m, {"held": n, "simplified": True}) for name in ("espnet transducer", "funasr chunk")
+      for m in ("none", "right", "chunks") for n in (0, 20) if (m, n) != ("chunks", 20)),
     *(("nemo local", m, {"context": c}) for m in MASKS[:2] for c in ((9, 9), (9, 4), (3, 8), (64, 64))),
     ("nemo transformer", "right", {"norm": True}),
     *((name, "none", {"context": n}) for name in ("granite", "granite plus") for n in (10, 9, 64)),
@@ -57,10 +62,19 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 IDS = [" ".join([name, masks, *(f"{k}={v}" for k, v in more.items())]) for name, masks, more in CASES]
 
 
+ZIPFORMERS = {
+    "zipformer": bare_peers.zipformer,
+    "zipenhancer": bare_peers.zipenhancer,
+    "modelscope zipenhancer": bare_peers.modelscope,
+}
+
+
 def in_float64(name: str) -> contextlib.AbstractContextManager[Any]:
     """Return a context in which originals compute in float64: SpeechBrain and Gemma 3n have a
-    softmax in float32, Gemma 4 all of its attention. FlexAttention refuses gradients on a CPU,
-    which its plain code has."""
+    softmax in float32, Zipformer its gradient, Gemma 4 all of its attention. FlexAttention refuses
+    gradients on a CPU, which its plain code has."""
+    if name in ZIPFORMERS:
+        return mock.patch.object(ZIPFORMERS[name](), "softmax", torch.softmax)
     if name == "nemo transformer":
         return mock.patch("torch.nn.attention.flex_attention._validate_device")
     if name not in ("speechbrain", "gemma", "gemma 4"):
@@ -133,7 +147,7 @@ def test_dropout_in_training(name: str) -> None:
     assert 0.9 < float(ratio) < 1.1
 
 
-@pytest.mark.parametrize("name", ["wav2vec2-conformer", "nemo", "espnet"])
+@pytest.mark.parametrize("name", ["wav2vec2-conformer", "nemo", "espnet", "zipformer"])
 def test_bfloat16(name: str) -> None:
     case = case_of(name)
     exact = both(case, copy.deepcopy(case.module).double(), torch.float64)["out"]
@@ -144,7 +158,7 @@ def test_bfloat16(name: str) -> None:
     assert float((ours - exact).norm()) <= 1.2 * float((own - exact).norm())
 
 
-@pytest.mark.parametrize("name", ["parakeet", "nemo"])
+@pytest.mark.parametrize("name", ["parakeet", "nemo", "zipformer"])
 def test_autocast(name: str) -> None:
     case = case_of(name)
     exact = both(case, copy.deepcopy(case.module).double(), torch.float64)

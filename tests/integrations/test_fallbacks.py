@@ -52,6 +52,12 @@ def cosyvoice_without_shift() -> PeerCase:
     return case
 
 
+def encodings_of_rows() -> PeerCase:
+    case, encodings = case_of("espnet transducer", "none", simplified=True), torch.randn(3, 89, 64)
+    case.call = lambda f, x: f(x, x, x, encodings, torch.zeros(3, 45, dtype=torch.bool))
+    return case
+
+
 FALLBACKS: dict[str, tuple[Callable[[], PeerCase], str]] = {
     **{f"{name}, holes": (lambda name=name: case_of(name, "holes"), "a mask with holes")
        for name in ("wav2vec2-conformer", "seamless v2", "parakeet", "nemo", "espnet", "espnet legacy", "fastspeech2",
@@ -74,6 +80,7 @@ FALLBACKS: dict[str, tuple[Callable[[], PeerCase], str]] = {
                           "espnet": torch.ones(3, 45, 1).bool()}.items()},
     "cosyvoice, no shift": (cosyvoice_without_shift,
                             "encodings of other positions: with as many as keys it adds them without a shift"),
+    "espnet transducer, encodings": (encodings_of_rows, "encodings that differ between batch rows"),
     "nemo, all dropped": (all_dropped, "everything is dropped"),
     "parakeet, own function": (own_function, "an attention function of one's own, 'mine'"),
 }  # fmt: skip

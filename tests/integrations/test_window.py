@@ -15,7 +15,7 @@ from txl_kernels.integrations import accelerate
 WINDOW = (9, 4)  # of the mask "limited"
 MASKED = ("wav2vec2-conformer", "w2v-bert relative_key", "seamless v2", "parakeet", "nemotron", "nemo", "espnet",
           "espnet zero_triu", "funasr", "espnet legacy", "funasr legacy", "espnet transducer", "funasr chunk", "cosyvoice",
-          "speechbrain", "nemo transformer", "xlnet", "t5", "umt5", "mpnet")  # fmt: skip
+          "speechbrain", "nemo transformer", "xlnet", "t5", "umt5", "mpnet", "zipformer")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MASKED)
@@ -30,6 +30,15 @@ def test_window_equals_mask(name: str) -> None:
     whole = answer(case)
     accelerate(case.module, strict=True)
     torch.testing.assert_close(answer(case), whole, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["espnet transducer", "funasr chunk"])
+def test_simplified_scores(name: str) -> None:
+    want = answer(case_of(name, "limited", simplified=True))
+    case = case_of(name, "none", simplified=True)
+    report = accelerate(case.module, strict=True, window=WINDOW)
+    torch.testing.assert_close(answer(case), want, atol=2e-5, rtol=1e-4)
+    assert not report.fallbacks
 
 
 def test_window_and_the_models_own_mask() -> None:

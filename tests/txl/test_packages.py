@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent.parent
 NEEDED = ("numpy", "rich", "safetensors", "typer")
 OPTIONAL = ("matplotlib", "numpy", "rich", "safetensors", "tensorboard", "triton", "typer")
 PEERS = ("transformers", "nemo", "espnet", "funasr", "speechbrain", "ray", "ding", "cosyvoice", "enformer_pytorch",
-         "fireredasr")  # fmt: skip
+         "fireredasr", "zipformer", "zipenhancer", "modelscope")  # fmt: skip
 
 
 HIDE = """

@@ -27,29 +27,32 @@ T = TypeVar("T")
 _last = threading.local()
 
 
-def mask_bounds(mask: Tensor | None, seen: Callable[[Tensor], Tensor] | None = None) -> Bounds | None:
+def mask_bounds(
+    mask: Tensor | None, seen: Callable[[Tensor], Tensor] | None = None, kind: str = "mask"
+) -> Bounds | None:
     """Return (start, end) of a mask, or None if it has holes (a hidden key between visible ones).
     Under torch.compile, assert that it has none.
 
     The result is kept for the other layers of a forward that share the mask.
 
     seen: converts the mask to bool [B, L, S] or [B, S], True where a query sees a key; None if it
-    has this form.
+    has this form. kind: another for each of several masks of a layer, the last of which is kept.
     """
     if mask is None:
         return ALL
     given = mask
-    return memoized("mask", mask, seen, lambda: bounds_of(given if seen is None else seen(given)))
+    return memoized(kind, mask, seen, lambda: bounds_of(given if seen is None else seen(given)))
 
 
 def bounds_or_reason(
-    why: str | None, mask: Tensor | None, seen: Callable[[Tensor], Tensor] | None = None, *, keys: int | None
-) -> Bounds | str:
+    why: str | None, mask: Tensor | None, seen: Callable[[Tensor], Tensor] | None = None, *, keys: int | None,
+    kind: str = "mask",
+) -> Bounds | str:  # fmt: skip
     """Return the result of `mask_bounds`, or the reason why the original must answer a call: `why`,
     unless it is None, or what the mask has that no kernel computes.
 
     keys: the number of keys of the call, which the mask's last axis must have (originals broadcast
-    a mask of one key); None to leave that to the caller.
+    a mask of one key); None to leave that to the caller. kind: of `mask_bounds`.
     """
     why = why or why_not_read(mask)
     if why is not None:
@@ -57,7 +60,7 @@ def bounds_or_reason(
     if mask is not None and keys is not None and mask.size(-1) != keys:
         return OTHER_KEYS
     try:
-        bounds = mask_bounds(mask, seen)
+        bounds = mask_bounds(mask, seen, kind)
     except AdditiveMask:
         return "an additive mask of other values than 0 and -inf"
     return "a mask with holes" if bounds is None else bounds

@@ -101,6 +101,11 @@ class Accelerated:
         Raises:
             RuntimeError: `accelerate` was given a window, which the original code would ignore.
         """
+        self.count_fallback(why)
+        return getattr(self.original, self.method)(self, *args, **kwargs)
+
+    def count_fallback(self, why: str) -> None:
+        """Count a call that is computed as the original code does it, as `fall_back` describes."""
         window = self.setting("window")
         if window is not None:
             raise RuntimeError(
@@ -118,7 +123,6 @@ class Accelerated:
                 )
         if not torch.compiler.is_compiling():
             self.fallbacks[why] += 1
-        return getattr(self.original, self.method)(self, *args, **kwargs)
 
     def why_weights_needed(self: Any) -> str | None:
         """Return the reason why a class that stores its attention weights must compute them: a hook

@@ -16,10 +16,11 @@ from txl_kernels.integrations.adapters import (
     transformers,
     wavlm,
     wenet,
+    zipformer,
 )
 
 KNOWN = (
     *transformers.PEERS, *t5.PEERS, *mpnet.PEERS, *wavlm.PEERS, *gemma.PEERS, *granite.PEERS, *inkling.PEERS,
     *nemo.PEERS, *espnet.PEERS, *wenet.PEERS, *fireredasr.PEERS, *speechbrain.PEERS, *enformer.PEERS, *ding.PEERS,
-    *rllib.PEERS,
+    *rllib.PEERS, *zipformer.PEERS,
 )  # fmt: skip

@@ -1,22 +1,25 @@
 """ESPnet's relative attentions, and FunASR's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from txl_kernels.integrations.attention import (
     Bounds,
     attend,
     attend_encodings,
     bounds_or_reason,
+    crop,
     dropout_of,
     merge_heads,
     project_table,
+    same_for_all,
 )
 from txl_kernels.integrations.peer import Accelerated, Peer, RandomInputs, Sample, width_of
+from txl_kernels.integrations.streaming import cached
 
 
 class ESPnet(Accelerated):
@@ -86,7 +89,11 @@ def _attend_wrapped(
 
 class ESPnetTransducer(Accelerated):
     """The attention of ESPnet2's transducer encoder, and of FunASR's chunks: a padding mask, a
-    chunk mask, and a number of frames of left context."""
+    chunk mask, and a number of frames of left context.
+
+    With simplified scores its linear_pos gives a bias for each head and distance, and it has no
+    other positional terms.
+    """
 
     skips = ("dropout",)
     needs = ("forward_qkv", "linear_pos", "num_heads", "compute_att_score")
@@ -104,7 +111,22 @@ class ESPnetTransducer(Accelerated):
         seen = ~mask.bool().unsqueeze(1)
         if chunk_mask is not None:
             seen = seen & ~chunk_mask.bool()
-        return _answer(self, None, query, key, value, pos_enc, seen)
+        if hasattr(self, "pos_bias_u"):
+            return _answer(self, None, query, key, value, pos_enc, seen)
+        why = None if same_for_all(pos_enc) else "encodings that differ between batch rows"
+        return _answer(self, why, query, key, value, pos_enc, seen, _attend_biases)
+
+
+def _attend_biases(
+    self: Any, q: Tensor, k: Tensor, v: Tensor, encodings: Tensor, bounds: Bounds, dropout_p: float
+) -> Tensor:
+    window = self.setting("window")
+    rows, past = crop(window, encodings[:1], k.size(2) - 1)
+    (bias,) = cached(self, "r", (self.linear_pos,), rows, q.size(2), lambda: (self.linear_pos(rows.flip(-2))[0].t(),))
+    out = attend(
+        q, k, v, None, None, None, bounds, r_bias=bias, zero_row=bias.size(1) - 1 - past, window=window, dropout_p=dropout_p
+    )  # fmt: skip
+    return merge_heads(out)
 
 
 def _answer(
@@ -127,10 +149,6 @@ def _answer(
     return self.linear_out(out)  # type: ignore[no-any-return]
 
 
-def _why_not_module(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
-    return None if hasattr(module, "pos_bias_u") else "simplified_attention_score"
-
-
 PEERS = (
     Peer("ESPnetRelPosition", "espnet.nets.pytorch_backend.transformer.attention.RelPositionMultiHeadedAttention",
          ESPnet, "espnet", {"202511": "2c32d1700ee6ff95"}),
@@ -142,7 +160,7 @@ PEERS = (
     Peer("FunASRLegacyRelPosition", "funasr.models.transformer.attention.LegacyRelPositionMultiHeadedAttention",
          ESPnetLegacy, "funasr", {"1.4.16": "6819d019dc601b45"}),
     Peer("FunASRChunk", "funasr.models.transformer.attention.RelPositionMultiHeadedAttentionChunk", ESPnetTransducer,
-         "funasr", {"1.4.16": "664e042f54d49cf8"}, why_not_module=_why_not_module),
+         "funasr", {"1.4.16": "664e042f54d49cf8"}),
     Peer("ESPnetTransducer", "espnet2.asr_transducer.encoder.modules.attention.RelPositionMultiHeadedAttention",
-         ESPnetTransducer, "espnet", {"202511": "27f7575a496d4222"}, why_not_module=_why_not_module),
+         ESPnetTransducer, "espnet", {"202511": "27f7575a496d4222"}),
 )  # fmt: skip

@@ -1,0 +1,187 @@
+"""Attention weights that are not computed: an object in their place, whose product with values is a
+call of the kernels.
+
+Zipformer computes attention weights once, and three modules multiply them by values of their own.
+These modules run unchanged: `torch.matmul` of the object and values calls `rel_attention`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from txl_kernels.checks import autocast_dtype
+from txl_kernels.integrations.attention import Window, attend
+
+_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
+_OPERATORS = (
+    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rmatmul", "neg", "abs",
+    "lt", "le", "gt", "ge", "eq", "ne", "invert", "and", "or", "len", "iter", "bool", "float",
+)  # fmt: skip
+
+
+def max_width(device: torch.device) -> int | None:
+    """Return the greatest width of values that kernels for a device support, None for any."""
+    return None if device.type == "cpu" else 256
+
+
+class Seen(NamedTuple):
+    """The keys that queries see.
+
+    Attributes:
+        start, end: int32 [1 or B, 1 or L], or None for all keys.
+        alone: None, or bool [1 or B, 1 or L], the queries whose keys are all hidden. The originals'
+            weights of these are the same for all keys, which `start` and `end` must show them.
+    """
+
+    start: Tensor | None = None
+    end: Tensor | None = None
+    alone: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores q . k + p . r of the pairs of L queries and S keys, the last L of which are the
+    queries', and the keys that queries see.
+
+    Attributes:
+        q, k: [B, H, L, D] and [B, H, S, D].
+        p, r: position queries [B, H, L, Dp] and the table [H, T, Dp] or [B, H, T, Dp], farthest
+            future first; None for scores without positions.
+        past: the distance of r's last row.
+        window: that of `accelerate`, which limits what `seen` shows.
+    """
+
+    q: Tensor
+    k: Tensor
+    p: Tensor | None
+    r: Tensor | None
+    past: int
+    seen: Seen
+    window: Window
+
+    def with_equal_weights(self) -> "Scores":
+        """Return scores that are 0 for queries whose keys are all hidden, so that `attend` gives
+        all keys the same weight, as the originals do."""
+        alone = self.seen.alone
+        if alone is None:
+            return self
+        alone = alone.unsqueeze(1).unsqueeze(-1)
+        return replace(self, q=self.q.masked_fill(alone, 0), p=None if self.p is None else self.p.masked_fill(alone, 0))
+
+    def of_heads(self, heads: slice) -> "Scores":
+        """Return the scores of some heads."""
+        q, k = self.q[:, heads], self.k[:, heads]
+        if self.p is None or self.r is None:
+            return replace(self, q=q, k=k)
+        return replace(self, q=q, k=k, p=self.p[:, heads], r=self.r[..., heads, :, :])
+
+    def of_pairs(self, queries: slice = slice(None)) -> Tensor:
+        """Return the scores [H, B, L, S] of all pairs of some queries with keys, before masks."""
+        length, keys = self.q.size(2), self.k.size(2)
+        scores = self.q[:, :, queries] @ self.k.transpose(-2, -1)
+        if self.p is not None and self.r is not None:
+            at = torch.arange(keys - length, keys, device=scores.device)[queries].unsqueeze(1)
+            rows = at - torch.arange(keys, device=scores.device) + (self.r.size(-2) - 1 - self.past)
+            positions = self.p[:, :, queries] @ self.r.transpose(-2, -1)
+            scores = scores + positions.gather(-1, rows.expand(*positions.shape[:3], -1))
+        return scores.transpose(0, 1)
+
+    def attend(self, v: Tensor) -> Tensor:
+        """Return the attention [B, H, L, width] with values v [B, H, S, width], of scores as
+        `with_equal_weights` returns them."""
+        settings: dict[str, Any] = {"q_pos": self.p, "past": self.past}
+        if self.p is None:  # a bias of 0 at one distance, and none at others
+            settings = {"r_bias": self.q.new_zeros(1, 1), "zero_row": 0, "outside": "zero"}
+        settings |= {"window": self.window, "scale": 1.0, "position_scale": 1.0}
+        v = v if v.stride(-1) == 1 else v.contiguous()
+        parts = v.split(max_width(v.device) or v.size(-1), -1)
+        bounds = self.seen.start, self.seen.end
+        found = [attend(self.q, self.k, x, self.r, None, None, bounds, **settings) for x in parts]
+        return found[0] if len(found) == 1 else torch.cat(found, -1)
+
+
+class PairWeights:
+    """An object that stands for attention weights [H, B, L, S].
+
+    It has their shape. `torch.matmul` of it and values [H, B, S, width] calls the kernels, and a
+    slice of heads is such an object, too. Everything else that a tensor has or takes part in gets
+    the weights themselves.
+    """
+
+    def __init__(self, scores: Scores, compute: Callable[[Scores], Tensor]) -> None:
+        """compute: returns the weights [H, B, L, S] of scores, and counts that."""
+        self._scores = scores
+        self._compute = compute
+        self._tensor: Tensor | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        batch, heads, length, _ = self._scores.q.shape
+        return torch.Size((heads, batch, length, self._scores.k.size(2)))
+
+    def size(self, axis: int | None = None) -> Any:
+        return self.shape if axis is None else self.shape[axis]
+
+    def dim(self) -> int:
+        return 4
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Return itself where only its own device is asked for, as Hugging Face's accelerate does
+        with every output."""
+        device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        if dtype is None and memory_format is None and device == self._scores.q.device:
+            return self
+        return self.tensor().to(*args, **kwargs)
+
+    def tensor(self) -> Tensor:
+        """Return the weights, which are computed once."""
+        if self._tensor is None:
+            self._tensor = self._compute(self._scores)
+        return self._tensor
+
+    def matmul(self, values: Any) -> Any:
+        return torch.matmul(cast("Tensor", self), values)
+
+    __matmul__ = matmul
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice) and self._tensor is None:
+            return PairWeights(self._scores.of_heads(index), self._compute)
+        return self.tensor()[index]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.tensor(), name)
+
+    __hash__ = object.__hash__
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in _PRODUCTS and not kwargs and isinstance(args[0], PairWeights) and args[0]._takes(args[1]):
+            return args[0]._scores.attend(args[1].transpose(0, 1)).transpose(0, 1)
+        args, kwargs = tree_map(lambda x: x.tensor() if isinstance(x, PairWeights) else x, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+    def _takes(self, values: Any) -> bool:
+        """Whether the kernels compute the product with these values."""
+        if self._tensor is not None or not isinstance(values, Tensor):
+            return False
+        heads, batch, _, keys = self.shape
+        same = values.dtype == self._scores.q.dtype or autocast_dtype(values.device.type) is not None
+        return same and values.dim() == 4 and values.shape[:3] == (heads, batch, keys)
+
+
+def _of_tensor(name: str) -> Callable[..., Any]:
+    def method(self: PairWeights, *args: Any) -> Any:
+        return getattr(self.tensor(), name)(*args)
+
+    return method
+
+
+for _name in _OPERATORS:
+    setattr(PairWeights, f"__{_name}__", _of_tensor(f"__{_name}__"))
