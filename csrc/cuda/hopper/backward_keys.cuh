@@ -14,17 +14,18 @@ struct KeysShape {
   using T = T_;
   static constexpr int WIDTH = WIDTH_, GROUPS = GROUPS_, STAGES = STAGES_, R_STAGES = R_STAGES_;
   static constexpr bool IN_SHARED = IN_SHARED_;  // k and v, which else stay in registers
-  static constexpr int THREADS = (GROUPS + 1) * GROUP;
-  static constexpr int BYTES = WIDTH / SIDE * TILE, STATS = SIDE * 16;
+  static constexpr int THREADS = (GROUPS + 1) * WARPGROUP;
+  static constexpr int TILE_BYTES = WIDTH / SIDE * SUBTILE_BYTES, STATS = SIDE * 16;
   static_assert(R_STAGES > GROUPS + 1);
   // r's stages, 64 columns after 64; before the first lies the last once more: two successive tiles
   // are one factor of 128 rows.
-  static constexpr int R_BYTES = (R_STAGES + 1) * TILE;
+  static constexpr int R_BYTES = (R_STAGES + 1) * SUBTILE_BYTES;
 
   static constexpr int skew = 0, position = skew + GROUPS * 2 * SkewTransposed::BYTES,
-                       content = position + STAGES * BYTES;
-  static constexpr int dout = content + STAGES * BYTES, r = dout + STAGES * BYTES, k = r + WIDTH / SIDE * R_BYTES;
-  static constexpr int v = k + (IN_SHARED ? GROUPS * BYTES : 0), stats = v + (IN_SHARED ? GROUPS * BYTES : 0);
+                       content = position + STAGES * TILE_BYTES;
+  static constexpr int dout = content + STAGES * TILE_BYTES, r = dout + STAGES * TILE_BYTES,
+                       k = r + WIDTH / SIDE * R_BYTES;
+  static constexpr int v = k + (IN_SHARED ? GROUPS * TILE_BYTES : 0), stats = v + (IN_SHARED ? GROUPS * TILE_BYTES : 0);
   static constexpr int reach = stats + STAGES * STATS;  // by stage: largest low, smallest high of its queries
   static constexpr int barriers = reach + STAGES * 8, shared = barriers + 8 * 3 * (STAGES + R_STAGES);
   static_assert(shared <= MAX_SHARED);
@@ -48,11 +49,11 @@ struct KeyBlock {
     first = static_cast<int>(from) / SIDE * SIDE;
     steps = from < to && p.T ? static_cast<int>(to - first + SIDE - 1) / SIDE : 0;
     q.first = reinterpret_cast<Barrier*>(shared + S::barriers), r.first = q.first + q.BARRIERS;
-    if (thread() == S::GROUPS * GROUP)
+    if (thread() == S::GROUPS * WARPGROUP)
       for (const RowsMap* rows : {&p.position_rows, &p.content_rows, &p.dout_rows, &p.r_rows})
         prefetch_tma_descriptor(rows->map);
     if (thread() == 0) {
-      q.init(S::GROUPS * WARPS_A_GROUP), r.init(S::GROUPS * WARPS_A_GROUP);
+      q.init(S::GROUPS * WARPGROUP_WARPS), r.init(S::GROUPS * WARPGROUP_WARPS);
       fence_barrier_init();
     }
     barrier();
@@ -75,17 +76,17 @@ TXL_DEVICE void load_queries_and_distances(const KeyBlock<S>& block) {
     const int n = r.producer_acquire(), first = static_cast<int>(p.zero_row) + block.distance(j);
     const bool is_last = n == S::R_STAGES - 1;
     Barrier* const there = block.r.full(n);
-    barrier_arrive_and_expect_tx(there, is_last ? 2 * S::BYTES : S::BYTES);
-    copy_tile<S, S::R_BYTES>(block.shared, S::r + (n + 1) * TILE, there, p.r_rows, first, block.h, 0);
+    barrier_arrive_and_expect_tx(there, is_last ? 2 * S::TILE_BYTES : S::TILE_BYTES);
+    tma_load_tile<S, S::R_BYTES>(block.shared, S::r + (n + 1) * SUBTILE_BYTES, there, p.r_rows, first, block.h, 0);
     // plant: last-tile-of-r
-    if (is_last) copy_tile<S, S::R_BYTES>(block.shared, S::r, there, p.r_rows, first, block.h, 0);
+    if (is_last) tma_load_tile<S, S::R_BYTES>(block.shared, S::r, there, p.r_rows, first, block.h, 0);
     if (j < 0) continue;
     const int m = q.producer_acquire(), row = block.first + j * SIDE;
     Barrier* const full = block.q.full(m);
-    barrier_arrive_and_expect_tx(full, 3 * S::BYTES);
-    copy_tile<S>(block.shared, S::position + m * S::BYTES, full, p.position_rows, row, block.h, block.b);
-    copy_tile<S>(block.shared, S::dout + m * S::BYTES, full, p.dout_rows, row, block.h, block.b);
-    copy_tile<S>(block.shared, S::content + m * S::BYTES, full, p.content_rows, row, block.h, block.b);
+    barrier_arrive_and_expect_tx(full, 3 * S::TILE_BYTES);
+    tma_load_tile<S>(block.shared, S::position + m * S::TILE_BYTES, full, p.position_rows, row, block.h, block.b);
+    tma_load_tile<S>(block.shared, S::dout + m * S::TILE_BYTES, full, p.dout_rows, row, block.h, block.b);
+    tma_load_tile<S>(block.shared, S::content + m * S::TILE_BYTES, full, p.content_rows, row, block.h, block.b);
   }
 }
 
@@ -108,15 +109,15 @@ TXL_DEVICE void load_stats(const KeyBlock<S>& block) {
       const Stats stats = p.stats[block.bh() * p.rows + i];
       const uint32_t at = block.address(S::stats + stage * S::STATS + x * 4);
       const int low = static_cast<int>(seen.low), high = static_cast<int>(seen.high);
-      put_shared(at, stats.lse), put_shared<4 * SIDE>(at, stats.delta);
-      put_shared<8 * SIDE>(at, static_cast<uint32_t>(low)), put_shared<12 * SIDE>(at, static_cast<uint32_t>(high));
+      store_shared(at, stats.lse), store_shared<4 * SIDE>(at, stats.delta);
+      store_shared<8 * SIDE>(at, static_cast<uint32_t>(low)), store_shared<12 * SIDE>(at, static_cast<uint32_t>(high));
       largest = low > largest ? low : largest, min_end = high < min_end ? high : min_end;
       seeing |= uint64_t{low < high || i >= p.L} << x;
     }
     largest = max_of_warp(largest), min_end = min_of_warp(min_end);
     if (thread() % WARP == 0) {
       const uint32_t at = block.address(S::reach + stage * 8);
-      put_shared(at, static_cast<uint32_t>(largest)), put_shared<4>(at, static_cast<uint32_t>(min_end));
+      store_shared(at, static_cast<uint32_t>(largest)), store_shared<4>(at, static_cast<uint32_t>(min_end));
     }
     clear_next<S>(block.q, state, block.address(S::dout), or_of_warp(seeing));
   }
@@ -148,8 +149,8 @@ class KeysGroup {
   TXL_DEVICE explicit KeysGroup(const KeyBlock<S>& block)
       : p_(block.p),
         block_(block),
-        group_(broadcast_first_lane(thread() / GROUP)),
-        warp_(broadcast_first_lane(thread() % GROUP / WARP)),
+        group_(broadcast_first_lane(thread() / WARPGROUP)),
+        warp_(broadcast_first_lane(thread() % WARPGROUP / WARP)),
         first_(block.first_key(group_)),
         is_memory_(block.tile + group_ < block.keys.memory_tiles),
         row_(is_memory_ ? first_ : first_ - static_cast<int>(p_.M)),
@@ -163,7 +164,7 @@ class KeysGroup {
     load_rows<T, S::WIDTH>(p_, is_memory_ ? p_.k_mem : p_.k, block_.b, block_.h, row_, rows(), k_);
     load_rows<T, S::WIDTH>(p_, is_memory_ ? p_.v_mem : p_.v, block_.b, block_.h, row_, rows(), v_);
     if constexpr (S::IN_SHARED) {
-      store_factor<S::WIDTH>(k_, tile(S::k)), store_factor<S::WIDTH>(v_, tile(S::v));
+      store_operand<S::WIDTH>(k_, tile(S::k)), store_operand<S::WIDTH>(v_, tile(S::v));
       fence_view_async_shared();
       sync_warpgroup(group_);
     }
@@ -183,8 +184,8 @@ class KeysGroup {
 
  private:
   TXL_DEVICE int64_t rows() const { return is_memory_ ? p_.M : p_.L; }
-  TXL_DEVICE uint32_t tile(int at) const { return block_.address(at + group_ * S::BYTES); }
-  TXL_DEVICE uint32_t stage(int at, int n) const { return block_.address(at + n * S::BYTES); }
+  TXL_DEVICE uint32_t tile(int at) const { return block_.address(at + group_ * S::TILE_BYTES); }
+  TXL_DEVICE uint32_t stage(int at, int n) const { return block_.address(at + n * S::TILE_BYTES); }
 
   // For each tile of queries, keys as rows:
   //   S^T = turn((q + w) r^T)^T + k (q + u)^T,  P^T = 2^(S^T - lse),  dS^T = P^T (v dout^T - delta)
@@ -197,13 +198,13 @@ class KeysGroup {
     const bool all_seen = sees_all(n);
     if (!all_seen) hide(n, scores, -INFINITY);
     const uint32_t keep_mask = weigh(step, scores, factors);
-    multiply<T, Rows::depth, true>(dv, factors, stage(S::dout, n));
+    gemm_rs<T, Major::MN, ScaleOut::One>(dv, factors, stage(S::dout, n));
     warpgroup_wait<1>();  // plant: keys-dout-v-wait
     fence_operand(weights);
     if (!all_seen) hide(n, weights, 0);  // what a query does not see may be anything
     differentiate(n, scores, weights, keep_mask, sums);
-    pack_weights<T>(weights, more);
-    multiply<T, Rows::depth, true>(dk, more, stage(S::content, n));
+    pack_operand<T>(weights, more);
+    gemm_rs<T, Major::MN, ScaleOut::One>(dk, more, stage(S::content, n));
     warpgroup_wait<0>();
     fence_operand(dv);
     fence_operand(dk);
@@ -214,20 +215,21 @@ class KeysGroup {
   // Scores less lse; and dout.v, which is under way.
   TXL_DEVICE void score(int step, int n, float (&scores)[32], float (&weights)[32]) {
     float both[64], less[2];  // the blocks below and above
-    const uint32_t position = stage(S::position, n), r = block_.address(S::r + r_.consumer_wait() * TILE);
-    multiply<T, SIDE, Rows::own, Rows::own, false>(both, position, r);
-    // plant: second-half-of-r
-    if constexpr (S::WIDTH > SIDE) multiply<T, SIDE, Rows::own, Rows::own, true>(both, position + TILE, r + S::R_BYTES);
-    multiply_rows(scores, k_, S::k, stage(S::content, n));
+    const uint32_t position = stage(S::position, n), r = block_.address(S::r + r_.consumer_wait() * SUBTILE_BYTES);
+    gemm_ss<T, SIDE, Major::K, Major::K, ScaleOut::Zero>(both, position, r);
+    if constexpr (S::WIDTH > SIDE)
+      // plant: second-half-of-r
+      gemm_ss<T, SIDE, Major::K, Major::K, ScaleOut::One>(both, position + SUBTILE_BYTES, r + S::R_BYTES);
+    issue_keys_by_queries(scores, k_, S::k, stage(S::content, n));
     stats_.consumer_wait();  // dout is clear, too; plant: stats-wait
-    const int row = own_row(warp_);
-    for (int h = 0; h < 2; ++h) less[h] = get_shared(block_.address(S::stats + n * S::STATS + (row + 8 * h) * 4));
+    const int row = accumulator_row(warp_);
+    for (int h = 0; h < 2; ++h) less[h] = load_shared(block_.address(S::stats + n * S::STATS + (row + 8 * h) * 4));
     warpgroup_wait<1>();  // plant: keys-positions-wait
     fence_operand(both);
     r_.advance();
     r_below_.consumer_release();
     skew_.put(both, less, step);
-    multiply_rows(weights, v_, S::v, stage(S::dout, n));
+    issue_keys_by_queries(weights, v_, S::v, stage(S::dout, n));
     sync_warpgroup(group_);  // plant: keys-skew-barrier
     float skewed[32];
     skew_.get(skewed, step);
@@ -237,9 +239,10 @@ class KeysGroup {
     for (int m = 0; m < 32; ++m) scores[m] += skewed[m];
   }
   // Products of keys or values with a tile of queries.
-  TXL_DEVICE void multiply_rows(float (&d)[32], const uint32_t (&rows)[S::WIDTH / 4], int at, uint32_t queries) const {
-    if constexpr (S::IN_SHARED) return multiply<T, S::WIDTH, Rows::own, Rows::own, false>(d, tile(at), queries);
-    multiply<T, Rows::own, false>(d, rows, queries);
+  TXL_DEVICE void issue_keys_by_queries(float (&d)[32], const uint32_t (&rows)[S::WIDTH / 4], int at,
+                                        uint32_t queries) const {
+    if constexpr (S::IN_SHARED) return gemm_ss<T, S::WIDTH, Major::K, Major::K, ScaleOut::Zero>(d, tile(at), queries);
+    gemm_rs<T, Major::K, ScaleOut::Zero>(d, rows, queries);
   }
 
   // Scores become weights, in `factors` as they meet dout. Returns which dropout keeps, by bit.
@@ -247,15 +250,15 @@ class KeysGroup {
     TXL_UNROLL
     for (int m = 0; m < 32; ++m) s[m] = exp2_approx(s[m]);
     if (!p_.drop_below) {
-      pack_weights<T>(s, factors);
+      pack_operand<T>(s, factors);
       return 0;
     }
     const uint32_t keep_mask =
-        draw_keep_mask_by_key(p_, block_.bh(), block_.first + step * SIDE, first_ + own_row(warp_));
+        draw_keep_mask_by_key(p_, block_.bh(), block_.first + step * SIDE, first_ + accumulator_row(warp_));
     float left[32];
     TXL_UNROLL
     for (int m = 0; m < 32; ++m) left[m] = keep_mask >> m & 1 ? s[m] * p_.keep_scale : 0.f;
-    pack_weights<T>(left, factors);
+    pack_operand<T>(left, factors);
     return keep_mask;
   }
 
@@ -269,7 +272,7 @@ class KeysGroup {
     const uint32_t stats = block_.address(S::stats + n * S::STATS + thread() % 4 * 8);
     unroll<16>([&](auto number) {  // a query's entries of both keys
       constexpr int m = decltype(number)::value / 2 * 4 + decltype(number)::value % 2;
-      const float delta = get_shared<4 * SIDE + m / 4 * 32 + m % 2 * 4>(stats);
+      const float delta = load_shared<4 * SIDE + m / 4 * 32 + m % 2 * 4>(stats);
       TXL_UNROLL
       for (int x = m; x < m + 4; x += 2) dp[x] = s[x] * (dp[x] - delta), sums[x / 2 % 2] += dp[x];
     });
@@ -278,8 +281,8 @@ class KeysGroup {
   // Every query of the stage sees every key.
   TXL_DEVICE bool sees_all(int n) const {
     const uint32_t reach = block_.address(S::reach + n * 8);
-    const int largest = static_cast<int>(float_to_bits(get_shared(reach)));
-    const int min_end = static_cast<int>(float_to_bits(get_shared<4>(reach)));
+    const int largest = static_cast<int>(float_to_bits(load_shared(reach)));
+    const int min_end = static_cast<int>(float_to_bits(load_shared<4>(reach)));
     return largest <= first_ && min_end >= first_ + SIDE;
   }
   // Entries of keys that a query does not see become `hidden`.
@@ -288,9 +291,9 @@ class KeysGroup {
     TXL_UNROLL
     for (int m = 0; m < 32; ++m) {
       const uint32_t at = stats + 8 * SIDE + m / 4 * 32 + m % 2 * 4;
-      const int low = static_cast<int>(float_to_bits(get_shared(at)));
-      const int high = static_cast<int>(float_to_bits(get_shared<4 * SIDE>(at)));
-      const int key = first_ + own_row(warp_) + m / 2 % 2 * 8;
+      const int low = static_cast<int>(float_to_bits(load_shared(at)));
+      const int high = static_cast<int>(float_to_bits(load_shared<4 * SIDE>(at)));
+      const int key = first_ + accumulator_row(warp_) + m / 2 % 2 * 8;
       if (key < low || key >= high) x[m] = hidden;
     }
   }
@@ -299,7 +302,7 @@ class KeysGroup {
     if (!to.data) return;
     TXL_UNROLL
     for (int n = 0; n < S::WIDTH / 2; n += 2) {
-      const int row = row_ + own_row(warp_) + n / 2 % 2 * 8, column = n / 4 * 8 + own_column();
+      const int row = row_ + accumulator_row(warp_) + n / 2 % 2 * 8, column = n / 4 * 8 + accumulator_column();
       if (row >= 0 && row < rows() && column < p_.D)
         *reinterpret_cast<uint32_t*>(const_cast<T*>(row_of<T>(to, block_.b, block_.h, row)) + column) =
             pack(T(), x[n] * scale, x[n + 1] * scale);
@@ -316,8 +319,8 @@ class KeysGroup {
     }
     uint32_t k[S::WIDTH / 4];
     load_rows<T, S::WIDTH>(p_, is_memory_ ? p_.k_mem : p_.k, block_.b, block_.h, row_, rows(), k);
-    const int64_t blocks = p_.k_parts / (S::GROUPS * WARPS_A_GROUP);
-    const int64_t part = ((block_.bh() * blocks + block_x()) * S::GROUPS + group_) * WARPS_A_GROUP + warp_;
+    const int64_t blocks = p_.k_parts / (S::GROUPS * WARPGROUP_WARPS);
+    const int64_t part = ((block_.bh() * blocks + block_x()) * S::GROUPS + group_) * WARPGROUP_WARPS + warp_;
     TXL_UNROLL
     for (int n = 0; n < S::WIDTH / 4; n += 2) {
       float total[2] = {};
@@ -331,7 +334,7 @@ class KeysGroup {
       TXL_UNROLL
       for (int step = 4; step < WARP; step *= 2)
         total[0] += shuffle_xor(total[0], step), total[1] += shuffle_xor(total[1], step);
-      const int column = factor_column(n);
+      const int column = operand_column(n);
       if (thread() % WARP < 4 && column < p_.D)
         p_.k_sums[part * p_.D + column] = total[0], p_.k_sums[part * p_.D + column + 1] = total[1];
     }
@@ -353,9 +356,9 @@ TXL_HOPPER_KERNEL(S::THREADS)
 void backward_keys_kernel(const TXL_CONSTANT BackwardProblem p) {
   TXL_SHARED_TILES(tiles);
   const KeyBlock<S> block(p, tiles);
-  if (thread() >= S::GROUPS * GROUP) {
+  if (thread() >= S::GROUPS * WARPGROUP) {
     if constexpr (S::GROUPS > 1) warpgroup_reg_dealloc<40>();
-    const int warp = broadcast_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;
+    const int warp = broadcast_first_lane(thread() / WARP) - S::GROUPS * WARPGROUP_WARPS;
     if (warp == 0 && thread() % WARP == 0 && block.steps) load_queries_and_distances(block);
     if (warp == 1) load_stats(block);
   } else {

@@ -36,8 +36,8 @@ int64_t lay_out(BackwardProblem& x, float* workspace) {
     return at;
   };
   x.rows = blocks_of(x.L, Q::QUERIES) * Q::QUERIES;
-  x.q_parts = x.rows / Q::QUERIES * x.parts * Q::GROUPS * WARPS_A_GROUP;
-  x.k_parts = key_blocks<Q, K>(x) * K::GROUPS * WARPS_A_GROUP;
+  x.q_parts = x.rows / Q::QUERIES * x.parts * Q::GROUPS * WARPGROUP_WARPS;
+  x.k_parts = key_blocks<Q, K>(x) * K::GROUPS * WARPGROUP_WARPS;
   x.content = take(heads * x.rows * x.D / 2), x.position = take(heads * x.rows * x.D / 2);
   x.stats = reinterpret_cast<Stats*>(take(heads * x.rows * 2));
   if (x.du.data || x.dw.data) x.k_sums = take(heads * x.k_parts * x.D);

@@ -20,21 +20,22 @@ struct QueriesShape {
   // dr leaves by TMA reductions. With queries in registers it comes transposed, and a warpgroup's tile leaves at once;
   // else each warp's 16 rows leave in two halves of 64 columns in turn.
   static constexpr bool DR_IN_HALVES = IN_SHARED;
-  static constexpr int THREADS = (GROUPS + 1) * GROUP, QUERIES = GROUPS * SIDE;
-  static constexpr int BYTES = WIDTH / SIDE * TILE;
-  static constexpr int DR_ROWS = DR_IN_HALVES ? 16 : SIDE, DR_BOX = DR_ROWS * ROW;  // of a reduction; bytes
+  static constexpr int THREADS = (GROUPS + 1) * WARPGROUP, QUERIES = GROUPS * SIDE;
+  static constexpr int TILE_BYTES = WIDTH / SIDE * SUBTILE_BYTES;
+  static constexpr int DR_ROWS = DR_IN_HALVES ? 16 : SIDE, DR_BOX = DR_ROWS * ROW_BYTES;  // of a reduction; bytes
   static_assert(R_STAGES > GROUPS + 2);  // a tile of r is used again two tiles of keys later
 
-  static constexpr int distances = 0, ring = distances + GROUPS * 2 * TILE;
-  static constexpr int k = ring + GROUPS * WARPS_A_GROUP * RING, v = k + STAGES * BYTES, r = v + V_STAGES * BYTES;
-  static constexpr int position = r + R_STAGES * BYTES, content = position + GROUPS * BYTES;
-  static constexpr int dout = content + (IN_SHARED ? GROUPS * BYTES : 0);
+  static constexpr int distances = 0, ring = distances + GROUPS * 2 * SUBTILE_BYTES;
+  static constexpr int k = ring + GROUPS * WARPGROUP_WARPS * RING, v = k + STAGES * TILE_BYTES,
+                       r = v + V_STAGES * TILE_BYTES;
+  static constexpr int position = r + R_STAGES * TILE_BYTES, content = position + GROUPS * TILE_BYTES;
+  static constexpr int dout = content + (IN_SHARED ? GROUPS * TILE_BYTES : 0);
   // Width 64: where a group's dr waits to be added up, columns 0 to 31 and 32 to 63. q + w, which lay in the first, is
   // in registers by then.
   static constexpr int dr_low = position, dr_high = dout;
   // In halves: a warp's two boxes, of 32 columns each.
-  static constexpr int dr = dout + GROUPS * (IN_SHARED ? BYTES : TILE);
-  static constexpr int barriers = dr + (DR_IN_HALVES ? GROUPS * WARPS_A_GROUP * 2 * DR_BOX : 0);
+  static constexpr int dr = dout + GROUPS * (IN_SHARED ? TILE_BYTES : SUBTILE_BYTES);
+  static constexpr int barriers = dr + (DR_IN_HALVES ? GROUPS * WARPGROUP_WARPS * 2 * DR_BOX : 0);
   static constexpr int BARRIERS = 3 * (STAGES + V_STAGES + R_STAGES);
   static constexpr int seen = barriers + BARRIERS * 8, shared = seen + QUERIES * 8;
   static_assert(shared <= MAX_SHARED);
@@ -66,17 +67,17 @@ class QueriesGroup {
   TXL_DEVICE QueriesGroup(const BackwardProblem& p, const QueryBlock<S>& block)
       : p_(p),
         block_(block),
-        group_(broadcast_first_lane(thread() / GROUP)),
-        warp_(broadcast_first_lane(thread() % GROUP / WARP)),
+        group_(broadcast_first_lane(thread() / WARPGROUP)),
+        warp_(broadcast_first_lane(thread() % WARPGROUP / WARP)),
         first_(block.first + group_ * SIDE),
-        query_(first_ + own_row(warp_)),
+        query_(first_ + accumulator_row(warp_)),
         k_(block.k.clear(), block.k.empty()),
         v_(block.v.full(), block.v.empty()),
         r_(block.r.clear(), block.r.empty()),
         r_again_(block.r.clear(), block.r.empty()),
-        skew_(block.address(0), S::ring + (group_ * WARPS_A_GROUP + warp_) * RING, warp_),
-        unskew_(block.address(0), S::distances + group_ * 2 * TILE, warp_) {
-    const int row = own_row(warp_), column = own_column();
+        skew_(block.address(0), S::ring + (group_ * WARPGROUP_WARPS + warp_) * RING, warp_),
+        unskew_(block.address(0), S::distances + group_ * 2 * SUBTILE_BYTES, warp_) {
+    const int row = accumulator_row(warp_), column = accumulator_column();
     table_ = p.slots ? block_x() * S::GROUPS + group_ : 0;
     // plant: rows-of-dr
     r_row_ = static_cast<int>(p.zero_row) + block.distance(-1 - group_);
@@ -84,15 +85,15 @@ class QueriesGroup {
       // dr[8 k + column + e] of row + 8 h: 16 bytes' chunk 2 (k % 4) + column / 4 of a row of 128 bytes, swizzled.
       // Lanes of odd rows store k ^ 2 where the others store k, so that half a warp's pairs meet 32 different banks.
       const int x = row % 8, chunk = (column / 4 + x % 2 * 4) ^ x;
-      dr_at_[0] = block_.address(dr_box()) + static_cast<uint32_t>(x * ROW + chunk * 16 + column % 4 * 4);
+      dr_at_[0] = block_.address(dr_box()) + static_cast<uint32_t>(x * ROW_BYTES + chunk * 16 + column % 4 * 4);
     } else {
       // dr[column + e + 8 k][row + 8 h] is in chunk (row / 4 % 8) ^ 2 h, of 16 bytes, of its row of 128; the swizzle
       // adds the row's number, without carries.
       TXL_UNROLL
       for (int e = 0; e < 2; ++e) {
         const uint32_t at =
-            static_cast<uint32_t>((column + e) * ROW + ((row / 4 % 8) ^ (column + e)) * 16 + row % 4 * 4);
-        dr_at_[e] = block.address((row < 32 ? S::dr_low : S::dr_high) + group_ * TILE) + at;
+            static_cast<uint32_t>((column + e) * ROW_BYTES + ((row / 4 % 8) ^ (column + e)) * 16 + row % 4 * 4);
+        dr_at_[e] = block.address((row < 32 ? S::dr_low : S::dr_high) + group_ * SUBTILE_BYTES) + at;
       }
     }
   }
@@ -129,10 +130,10 @@ class QueriesGroup {
     load_queries<T, S::WIDTH>(p_, block_.b, block_.h, first_, position_, content_);
     load_rows<T, S::WIDTH>(p_, p_.dout, block_.b, block_.h, first_, p_.L, dout_);
     clear_unseeing(position_), clear_unseeing(content_), clear_unseeing(dout_);
-    store_factor<S::WIDTH>(position_, tile(S::position));
+    store_operand<S::WIDTH>(position_, tile(S::position));
     if constexpr (S::IN_SHARED) {
-      store_factor<S::WIDTH>(content_, tile(S::content));
-      store_factor<S::WIDTH>(dout_, tile(S::dout));
+      store_operand<S::WIDTH>(content_, tile(S::content));
+      store_operand<S::WIDTH>(dout_, tile(S::dout));
     }
     find_stats();
     if (block_.part == 0) keep_queries(p_.content, content_), keep_queries(p_.position, position_);
@@ -140,7 +141,7 @@ class QueriesGroup {
     unskew_.put(none, 0), unskew_.put(none, 1);
     fence_view_async_shared();  // plant: factors-fence
     sync_warpgroup(group_);     // plant: factors-barrier
-    if constexpr (!S::IN_SHARED) load_transposed(tile(S::position), transposed_);
+    if constexpr (!S::IN_SHARED) load_operand_transposed(tile(S::position), transposed_);
   }
 
   // Queries that see nothing may hold anything, and meet a dS of 0.
@@ -179,7 +180,7 @@ class QueriesGroup {
   TXL_DEVICE void keep_queries(void* to, const uint32_t (&a)[S::WIDTH / 4]) const {
     TXL_UNROLL
     for (int n = 0; n < S::WIDTH / 4; ++n) {
-      const int x = factor_column(n), row = first_ + factor_row(n);
+      const int x = operand_column(n), row = first_ + operand_row(n);
       if (x < p_.D) *reinterpret_cast<uint32_t*>(static_cast<T*>(to) + (block_.bh() * p_.rows + row) * p_.D + x) = a[n];
     }
   }
@@ -190,38 +191,41 @@ class QueriesGroup {
     return block_.seen[S::QUERIES + query_ + 8 * h - block_.first] - block_.tile * SIDE;
   }
 
-  TXL_DEVICE uint32_t tile(int at) const { return block_.address(at + group_ * S::BYTES); }
-  TXL_DEVICE uint32_t stage(int at, int n) const { return block_.address(at + n * S::BYTES); }
+  TXL_DEVICE uint32_t tile(int at) const { return block_.address(at + group_ * S::TILE_BYTES); }
+  TXL_DEVICE uint32_t stage(int at, int n) const { return block_.address(at + n * S::TILE_BYTES); }
 
   TXL_DEVICE void issue_positions(float (&block)[32]) {
     const uint32_t r = stage(S::r, r_.consumer_wait());
     r_.advance();  // plant: early-release-of-r
-    if constexpr (S::IN_SHARED) return multiply<T, S::WIDTH, Rows::own, Rows::own, false>(block, tile(S::position), r);
-    multiply<T, Rows::own, false>(block, position_, r);
+    if constexpr (S::IN_SHARED)
+      return gemm_ss<T, S::WIDTH, Major::K, Major::K, ScaleOut::Zero>(block, tile(S::position), r);
+    gemm_rs<T, Major::K, ScaleOut::Zero>(block, position_, r);
   }
   // Products of queries with k, added to what was skewed; of dout with v.
   TXL_DEVICE void issue_content(float (&scores)[32]) {
     const uint32_t k = stage(S::k, k_.consumer_wait());
-    if constexpr (S::IN_SHARED) return multiply<T, S::WIDTH, Rows::own, Rows::own, true>(scores, tile(S::content), k);
-    multiply<T, Rows::own, true>(scores, content_, k);
+    if constexpr (S::IN_SHARED)
+      return gemm_ss<T, S::WIDTH, Major::K, Major::K, ScaleOut::One>(scores, tile(S::content), k);
+    gemm_rs<T, Major::K, ScaleOut::One>(scores, content_, k);
   }
   TXL_DEVICE void issue_weights(float (&weights)[32]) {
     const uint32_t v = stage(S::v, v_.consumer_wait());
-    if constexpr (S::IN_SHARED) return multiply<T, S::WIDTH, Rows::own, Rows::own, false>(weights, tile(S::dout), v);
-    multiply<T, Rows::own, false>(weights, dout_, v);
+    if constexpr (S::IN_SHARED)
+      return gemm_ss<T, S::WIDTH, Major::K, Major::K, ScaleOut::Zero>(weights, tile(S::dout), v);
+    gemm_rs<T, Major::K, ScaleOut::Zero>(weights, dout_, v);
   }
   // The block of distances that came with the tile before `t` is whole.
   TXL_DEVICE uint32_t distances(int t) const {
-    return block_.address(S::distances + group_ * 2 * TILE) + slot(t) * TILE;
+    return block_.address(S::distances + group_ * 2 * SUBTILE_BYTES) + slot(t) * SUBTILE_BYTES;
   }
   TXL_DEVICE uint32_t slot(int t) const { return static_cast<uint32_t>(t & 1); }  // plant: distances-slot
   TXL_DEVICE void issue_distances(float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2], int t) {
-    multiply<T, 64, Rows::own, Rows::depth, true>(dq, distances(t), stage(S::r, r_again_.stage()));
-    if constexpr (!S::IN_SHARED) return multiply<T, Rows::depth, false>(dr, transposed_, distances(t));
-    multiply<T, 64, Rows::depth, Rows::depth, false>(dr, distances(t), tile(S::position));
+    gemm_ss<T, 64, Major::K, Major::MN, ScaleOut::One>(dq, distances(t), stage(S::r, r_again_.stage()));
+    if constexpr (!S::IN_SHARED) return gemm_rs<T, Major::MN, ScaleOut::Zero>(dr, transposed_, distances(t));
+    gemm_ss<T, 64, Major::MN, Major::MN, ScaleOut::Zero>(dr, distances(t), tile(S::position));
   }
   // In halves: this warp's rows and columns 64 HALF .. + 63, once the half before has been read.
-  TXL_DEVICE int dr_box() const { return S::dr + (group_ * WARPS_A_GROUP + warp_) * 2 * S::DR_BOX; }
+  TXL_DEVICE int dr_box() const { return S::dr + (group_ * WARPGROUP_WARPS + warp_) * 2 * S::DR_BOX; }
   template <int HALF>
   TXL_DEVICE void add_half(const float (&dr)[S::WIDTH / 2], int t) const {
     if (!p_.dr) return;
@@ -231,8 +235,8 @@ class QueriesGroup {
     unroll<16>([&](auto number) {
       constexpr int n = decltype(number)::value, k = n / 2, h = n % 2;
       constexpr int even = 4 * (8 * HALF + k) + 2 * h, odd = 4 * (8 * HALF + (k ^ 2)) + 2 * h;
-      put_shared_pair<k / 4 * S::DR_BOX + 8 * h * ROW>(dr_at_[0] ^ (k % 4 * 32), is_odd ? dr[odd] : dr[even],
-                                                       is_odd ? dr[odd + 1] : dr[even + 1]);
+      store_shared_pair<k / 4 * S::DR_BOX + 8 * h * ROW_BYTES>(dr_at_[0] ^ (k % 4 * 32), is_odd ? dr[odd] : dr[even],
+                                                               is_odd ? dr[odd + 1] : dr[even + 1]);
     });
     fence_view_async_shared();  // plant: dr-half-fence
     sync_warp();                // plant: dr-half-barrier
@@ -251,7 +255,7 @@ class QueriesGroup {
   }
   // Width 64: dr goes to shared memory, and two threads start adding 32 columns each. Between them lie a fence and a
   // barrier of the warpgroup; before put_dr, a barrier after what wait_dr waits for.
-  TXL_DEVICE bool starts_dr() const { return thread() % (GROUP / 2) == 0; }
+  TXL_DEVICE bool starts_dr() const { return thread() % (WARPGROUP / 2) == 0; }
   TXL_DEVICE void wait_dr() const {
     if (!S::IN_SHARED && starts_dr()) tma_store_wait();  // plant: dr-wait
   }
@@ -259,14 +263,14 @@ class QueriesGroup {
     if constexpr (!S::IN_SHARED)
       unroll<32>([&](auto number) {
         constexpr int n = decltype(number)::value;  // 4 k + 2 h + e
-        put_shared<8 * ROW*(n / 4)>(dr_at_[n % 2] ^ (n / 2 % 2 * 32), dr[n]);
+        store_shared<8 * ROW_BYTES*(n / 4)>(dr_at_[n % 2] ^ (n / 2 % 2 * 32), dr[n]);
       });
   }
   TXL_DEVICE void start_dr(int t) const {
-    const int row = r_row_ - t * SIDE + static_cast<int>(DR_MARGIN), half = thread() % GROUP / (GROUP / 2);
+    const int row = r_row_ - t * SIDE + static_cast<int>(DR_MARGIN), half = thread() % WARPGROUP / (WARPGROUP / 2);
     if (S::IN_SHARED || !p_.dr || !starts_dr()) return;
-    tma_reduce_add_box(p_.dr_rows, block_.shared + (half ? S::dr_high : S::dr_low) + group_ * TILE, half * 32, row,
-                       block_.h, table_);
+    tma_reduce_add_box(p_.dr_rows, block_.shared + (half ? S::dr_high : S::dr_low) + group_ * SUBTILE_BYTES, half * 32,
+                       row, block_.h, table_);
     tma_store_arrive();
   }
   TXL_DEVICE void skew(const float (&block)[32], float (&scores)[32], int t) {
@@ -290,7 +294,7 @@ class QueriesGroup {
     if (all_of_warp(lows[0] <= first && highs[0] >= last && lows[1] <= first && highs[1] >= last)) return;
     TXL_UNROLL
     for (int n = 0; n < 32; ++n) {
-      const int h = n / 2 % 2, key = first + own_column() + n / 4 * 8 + n % 2;
+      const int h = n / 2 % 2, key = first + accumulator_column() + n / 4 * 8 + n % 2;
       if (key < lows[h] || key >= highs[h]) s[n] = 0;
     }
   }
@@ -321,7 +325,7 @@ class QueriesGroup {
     fence_operand(weights);
     v_.consumer_release();
     differentiate(scores, weights, t);
-    pack_weights<T>(scores, pairs);
+    pack_operand<T>(scores, pairs);
     if constexpr (!FIRST) {
       warpgroup_wait<0>();  // plant: distances-wait
       finish_distances(dq, dr);
@@ -330,7 +334,7 @@ class QueriesGroup {
     issue_positions(block);
     unskew_.put(pairs, t & 1);  // plant: operand-read
     if constexpr (!FIRST) put_dr(dr);
-    multiply<T, Rows::depth, true>(dq, pairs, stage(S::k, k_.stage()));
+    gemm_rs<T, Major::MN, ScaleOut::One>(dq, pairs, stage(S::k, k_.stage()));
     fence_view_async_shared();  // plant: distances-fence
     sync_warpgroup(group_);
     if constexpr (!FIRST) start_dr(t - 1), add_first_half(dr, t - 1);
@@ -380,9 +384,9 @@ class QueriesGroup {
 
   TXL_DEVICE void write(float (&dq)[S::WIDTH / 2]) const {
     const float scale = scale_of(p_);
-    const int column = own_column();
+    const int column = accumulator_column();
     const int64_t blocks = p_.rows / S::QUERIES * p_.parts, block = block_.first / S::QUERIES * p_.parts + block_.part;
-    const int64_t sums_at = ((block_.bh() * blocks + block) * S::GROUPS + group_) * WARPS_A_GROUP + warp_;
+    const int64_t sums_at = ((block_.bh() * blocks + block) * S::GROUPS + group_) * WARPGROUP_WARPS + warp_;
     TXL_UNROLL
     for (int n = 0; n < S::WIDTH / 2; n += 4) {
       const int x = n / 4 * 8 + column;
@@ -437,9 +441,9 @@ void backward_queries_kernel(const TXL_CONSTANT BackwardProblem p) {
     batch_row = static_cast<int>(n / blocks), number = static_cast<int>(n % blocks);
   }
   const QueryBlock<S> block(p, tiles, batch_row, number);
-  if (thread() >= S::GROUPS * GROUP) {
+  if (thread() >= S::GROUPS * WARPGROUP) {
     if constexpr (S::GROUPS > 1) warpgroup_reg_dealloc<24>();
-    const int warp = broadcast_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;
+    const int warp = broadcast_first_lane(thread() / WARP) - S::GROUPS * WARPGROUP_WARPS;
     if (warp == 0 && thread() % WARP == 0 && block.tiles) load_tiles(block);
     if (warp == 1 && block.tiles) clear_keys_and_distances(block);
   } else {

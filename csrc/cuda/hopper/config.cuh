@@ -14,16 +14,16 @@ struct ForwardShape {
   static constexpr int V_STAGES = STAGES;
   static constexpr int R_STAGES = R_STAGES_;  // a group lags GROUPS - 1 tiles of r behind the first
   static constexpr bool INTERLEAVED = INTERLEAVED_;
-  static constexpr int THREADS = (GROUPS + 1) * GROUP, QUERIES = GROUPS * SIDE;
+  static constexpr int THREADS = (GROUPS + 1) * WARPGROUP, QUERIES = GROUPS * SIDE;
   // Registers of a thread of the consumers, of the producer.
   static constexpr int CONSUMER_REGISTERS = GROUPS == 3 ? 160 : 240, PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 24;
-  static constexpr int BYTES = WIDTH / SIDE * TILE;  // of a tile
+  static constexpr int TILE_BYTES = WIDTH / SIDE * SUBTILE_BYTES;  // of a tile
   static_assert(R_STAGES > GROUPS);
 
   // Bytes from the start of shared memory.
-  static constexpr int ring = 0, k = ring + GROUPS * WARPS_A_GROUP * RING, v = k + STAGES * BYTES;
-  static constexpr int r = v + STAGES * BYTES, position = r + R_STAGES * BYTES;
-  static constexpr int barriers = position + GROUPS * BYTES;
+  static constexpr int ring = 0, k = ring + GROUPS * WARPGROUP_WARPS * RING, v = k + STAGES * TILE_BYTES;
+  static constexpr int r = v + STAGES * TILE_BYTES, position = r + R_STAGES * TILE_BYTES;
+  static constexpr int barriers = position + GROUPS * TILE_BYTES;
   static constexpr int BARRIERS = 3 * (2 * STAGES + R_STAGES);
   static constexpr int seen = barriers + BARRIERS * 8, shared = seen + QUERIES * 8;
   static_assert(shared <= MAX_SHARED);

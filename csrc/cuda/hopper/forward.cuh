@@ -22,16 +22,16 @@ class ForwardGroup {
 
   TXL_DEVICE explicit ForwardGroup(const QueryBlock<S>& block)
       : block_(block),
-        group_(broadcast_first_lane(thread() / GROUP)),
-        warp_(broadcast_first_lane(thread() % GROUP / WARP)),
+        group_(broadcast_first_lane(thread() / WARPGROUP)),
+        warp_(broadcast_first_lane(thread() % WARPGROUP / WARP)),
         k_(block.k.full(), block.k.empty()),
         v_(block.v.clear(), block.v.empty()),
         r_(block.r.full(), block.r.empty()),
-        skew_(block.address(0), S::ring + (group_ * WARPS_A_GROUP + warp_) * RING, warp_) {}
+        skew_(block.address(0), S::ring + (group_ * WARPGROUP_WARPS + warp_) * RING, warp_) {}
 
   TXL_DEVICE void run() {
     const PrefillProblem& p = block_.p;
-    const int first = block_.first + group_ * SIDE, row = own_row(warp_);
+    const int first = block_.first + group_ * SIDE, row = accumulator_row(warp_);
     const Tiles own = block_.tiles_of_group(group_);
     int low[2], high[2];
     TXL_UNROLL
@@ -75,18 +75,18 @@ class ForwardGroup {
     const int first = block_.first + group_ * SIDE;
     uint32_t position[S::WIDTH / 4];
     load_queries<T, S::WIDTH>(p, block_.b, block_.h, first, position, content_);
-    store_factor<S::WIDTH>(position, position_at());
+    store_operand<S::WIDTH>(position, position_at());
     fence_view_async_shared();  // plant: position-fence
     sync_warpgroup(group_);     // plant: position-barrier
   }
-  TXL_DEVICE uint32_t position_at() const { return block_.address(S::position + group_ * S::BYTES); }
+  TXL_DEVICE uint32_t position_at() const { return block_.address(S::position + group_ * S::TILE_BYTES); }
 
   TXL_DEVICE void issue_positions(float (&block)[32]) {
-    const uint32_t r = block_.address(S::r + r_.consumer_wait() * S::BYTES);
-    multiply<T, S::WIDTH, Rows::own, Rows::own, false>(block, position_at(), r);
+    const uint32_t r = block_.address(S::r + r_.consumer_wait() * S::TILE_BYTES);
+    gemm_ss<T, S::WIDTH, Major::K, Major::K, ScaleOut::Zero>(block, position_at(), r);
   }
   TXL_DEVICE void issue_content(float (&scores)[32]) {
-    multiply<T, Rows::own, true>(scores, content_, block_.address(S::k + k_.consumer_wait() * S::BYTES));
+    gemm_rs<T, Major::K, ScaleOut::One>(scores, content_, block_.address(S::k + k_.consumer_wait() * S::TILE_BYTES));
   }
   // Tile t's new block goes to the ring, its scores come from there.
   TXL_DEVICE void skew(const float (&block)[32], float (&scores)[32], int t) {
@@ -123,7 +123,7 @@ class ForwardGroup {
     fence_operand(scores);
     k_.consumer_release();
     softmax.weigh(scores, own.from, block_.first_key(0), rescale);
-    pack_weights<T>(scores, weights);
+    pack_operand<T>(scores, weights);
     warpgroup_wait<0>();
     fence_operand(block);
     r_.consumer_release();
@@ -140,7 +140,7 @@ class ForwardGroup {
       v_.consumer_release();
       k_.consumer_release();
       softmax.weigh(scores, t, block_.first_key(0), rescale);
-      pack_weights<T>(scores, weights);
+      pack_operand<T>(scores, weights);
       rescale_values(values, rescale);
       warpgroup_wait<0>();
       fence_operand(block);
@@ -172,7 +172,7 @@ class ForwardGroup {
       warpgroup_wait<0>();
       fence_operand(values);
       if (t > own.from) v_.consumer_release();
-      pack_weights<T>(scores, weights);
+      pack_operand<T>(scores, weights);
       rescale_values(values, rescale);
       issue_content(next);
       issue_positions(block);  // of tile t + 2
@@ -189,7 +189,7 @@ class ForwardGroup {
     warpgroup_wait<0>();
     fence_operand(values);
     if (own.to - 1 > own.from) v_.consumer_release();
-    pack_weights<T>(scores, weights);
+    pack_operand<T>(scores, weights);
     rescale_values(values, rescale);
     issue_values(values, weights);
     warpgroup_wait<0>();
@@ -203,13 +203,13 @@ class ForwardGroup {
     for (int n = 0; n < S::WIDTH / 2; ++n) values[n] *= rescale[n / 2 % 2];
   }
   TXL_DEVICE void issue_values(float (&values)[S::WIDTH / 2], const uint32_t (&weights)[16]) {
-    multiply<T, Rows::depth, true>(values, weights, block_.address(S::v + v_.consumer_wait() * S::BYTES));
+    gemm_rs<T, Major::MN, ScaleOut::One>(values, weights, block_.address(S::v + v_.consumer_wait() * S::TILE_BYTES));
   }
 
   // query: of this thread's first row. A part leaves its weighted sums as part_kernel does.
   TXL_DEVICE void write(const Softmax& softmax, const float (&values)[S::WIDTH / 2], int query) const {
     const PrefillProblem& p = block_.p;
-    const int D = static_cast<int>(p.D), column = own_column();
+    const int D = static_cast<int>(p.D), column = accumulator_column();
     TXL_UNROLL
     for (int h = 0; h < 2; ++h) {
       const float sum = softmax.sum(h), top = softmax.top(h), each = 1 / sum;
@@ -254,9 +254,9 @@ TXL_HOPPER_KERNEL(S::THREADS)
 void forward_kernel(const TXL_CONSTANT PrefillProblem p) {
   TXL_SHARED_TILES(tiles);
   const QueryBlock<S> block(p, tiles, block_z(), block_x());
-  if (thread() >= S::GROUPS * GROUP) {
+  if (thread() >= S::GROUPS * WARPGROUP) {
     warpgroup_reg_dealloc<S::PRODUCER_REGISTERS>();
-    const int warp = broadcast_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;
+    const int warp = broadcast_first_lane(thread() / WARP) - S::GROUPS * WARPGROUP_WARPS;
     if (warp == 0 && thread() % WARP == 0 && block.tiles) load_tiles(block);
     if (warp == 1) clear_values(block);
   } else {

@@ -110,15 +110,15 @@ TXL_DEVICE void warpgroup_reg_alloc() {
 
 // Words of shared memory by their address, without a generic pointer; MORE bytes on.
 template <int MORE = 0>
-TXL_DEVICE void put_shared(uint32_t at, float x) {
+TXL_DEVICE void store_shared(uint32_t at, float x) {
   asm volatile("st.shared.f32 [%0+%2], %1;" ::"r"(at), "f"(x), "n"(MORE) : "memory");
 }
 template <int MORE = 0>
-TXL_DEVICE void put_shared(uint32_t at, uint32_t x) {
+TXL_DEVICE void store_shared(uint32_t at, uint32_t x) {
   asm volatile("st.shared.b32 [%0+%2], %1;" ::"r"(at), "r"(x), "n"(MORE) : "memory");
 }
 template <int MORE = 0>
-TXL_DEVICE float get_shared(uint32_t at) {
+TXL_DEVICE float load_shared(uint32_t at) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1+%2];" : "=f"(x) : "r"(at), "n"(MORE) : "memory");
   return x;
@@ -126,22 +126,22 @@ TXL_DEVICE float get_shared(uint32_t at) {
 
 // Two neighbouring words, at a multiple of 8 bytes.
 template <int MORE = 0>
-TXL_DEVICE void put_shared_pair(uint32_t at, float x, float y) {
+TXL_DEVICE void store_shared_pair(uint32_t at, float x, float y) {
   asm volatile("st.shared.v2.f32 [%0+%3], {%1, %2};" ::"r"(at), "f"(x), "f"(y), "n"(MORE) : "memory");
 }
 template <int MORE = 0>
-TXL_DEVICE void get_shared_pair(uint32_t at, float& x, float& y) {
+TXL_DEVICE void load_shared_pair(uint32_t at, float& x, float& y) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2+%3];" : "=f"(x), "=f"(y) : "r"(at), "n"(MORE) : "memory");
 }
 // The lower or upper half of a word.
 template <int MORE>
-TXL_DEVICE void put_low(uint32_t at, uint32_t x) {
+TXL_DEVICE void store_shared_low(uint32_t at, uint32_t x) {
   asm volatile("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nst.shared.b16 [%0+%2], low;\n}" ::"r"(at), "r"(x),
                "n"(MORE)
                : "memory");
 }
 template <int MORE>
-TXL_DEVICE void put_high(uint32_t at, uint32_t x) {
+TXL_DEVICE void store_shared_high(uint32_t at, uint32_t x) {
   asm volatile("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nst.shared.b16 [%0+%2], high;\n}" ::"r"(at), "r"(x),
                "n"(MORE)
                : "memory");

@@ -22,8 +22,8 @@ struct PipelineBarriers {
 
 // Issues the load of rows `row` .. + 63 of a tensor, whose bytes the barrier expects. COLUMNS_STRIDE: bytes from 64
 // columns to the next 64.
-template <class S, int COLUMNS_STRIDE = TILE>
-TXL_DEVICE void copy_tile(char* shared, int to, Barrier* full, const RowsMap& rows, int row, int h, int b) {
+template <class S, int COLUMNS_STRIDE = SUBTILE_BYTES>
+TXL_DEVICE void tma_load_tile(char* shared, int to, Barrier* full, const RowsMap& rows, int row, int h, int b) {
   TXL_UNROLL
   for (int x = 0; x < S::WIDTH; x += SIDE)
     tma_load_box(shared + to + x / SIDE * COLUMNS_STRIDE, rows.map, full, x, row, h * rows.h, b * rows.n);
@@ -31,8 +31,8 @@ TXL_DEVICE void copy_tile(char* shared, int to, Barrier* full, const RowsMap& ro
 // The same, and has the barrier expect the bytes.
 template <class S>
 TXL_DEVICE void load_tile(char* shared, int to, Barrier* full, const RowsMap& rows, int row, int h, int b) {
-  barrier_arrive_and_expect_tx(full, S::BYTES);  // plant: bytes-expected
-  copy_tile<S>(shared, to, full, rows, row, h, b);
+  barrier_arrive_and_expect_tx(full, S::TILE_BYTES);  // plant: bytes-expected
+  tma_load_tile<S>(shared, to, full, rows, row, h, b);
 }
 
 // The stage of a ring, and the parity of its barriers' phase.
@@ -94,10 +94,10 @@ class Producer {
 template <class S>
 TXL_DEVICE void clear_unseen(uint32_t tile, uint64_t seen) {
   TXL_ROLLED
-  for (int x = thread() % WARP; x < SIDE * ROW / 4; x += WARP) {
-    if (seen >> (x / (ROW / 4)) & 1) continue;
+  for (int x = thread() % WARP; x < SIDE * ROW_BYTES / 4; x += WARP) {
+    if (seen >> (x / (ROW_BYTES / 4)) & 1) continue;
     TXL_UNROLL
-    for (int n = 0; n < S::BYTES; n += TILE) put_shared(tile + static_cast<uint32_t>(n + x * 4), 0u);
+    for (int n = 0; n < S::TILE_BYTES; n += SUBTILE_BYTES) store_shared(tile + static_cast<uint32_t>(n + x * 4), 0u);
   }
 }
 
@@ -107,7 +107,7 @@ TXL_DEVICE void clear_next(const PipelineBarriers<STAGES>& stages, PipelineState
                            uint64_t seen) {
   barrier_wait(stages.full(at.stage), at.parity);
   if (~seen) {
-    clear_unseen<S>(tiles + static_cast<uint32_t>(at.stage * S::BYTES), seen);
+    clear_unseen<S>(tiles + static_cast<uint32_t>(at.stage * S::TILE_BYTES), seen);
     fence_view_async_shared();  // plant: clearing-fence
   }
   sync_warp();

@@ -74,8 +74,8 @@ TXL_DEVICE uint32_t pack(F16, float low, float high) { return pack_f16(low, high
 TXL_DEVICE float scale_of(const Problem& p) { return p.scale * 1.4426950408889634f; }
 
 // Row and column of this thread's n-th word of a left factor in registers.
-TXL_DEVICE int factor_row(int n) { return own_row(thread() % GROUP / WARP) + 8 * (n % 2); }
-TXL_DEVICE int factor_column(int n) { return n / 4 * 16 + n / 2 % 2 * 8 + own_column(); }
+TXL_DEVICE int operand_row(int n) { return accumulator_row(thread() % WARPGROUP / WARP) + 8 * (n % 2); }
+TXL_DEVICE int operand_column(int n) { return n / 4 * 16 + n / 2 % 2 * 8 + accumulator_column(); }
 
 // This thread's places of rows `first` .. + 63 of `count` as a left factor in registers; 0 beyond, and
 // beyond D. All loads are issued before any is used.
@@ -84,13 +84,13 @@ TXL_DEVICE void load_rows(const Problem& p, const View& rows, int64_t b, int64_t
                           uint32_t (&a)[WIDTH / 4]) {
   TXL_UNROLL
   for (int lower = 0; lower < 2; ++lower) {
-    const int i = first + factor_row(lower);
+    const int i = first + operand_row(lower);
     const bool is_row = i >= 0 && i < count;
     const T* const row = row_of<T>(rows, b, h, is_row ? i : 0);
     TXL_UNROLL
     for (int n = lower; n < WIDTH / 4; n += 2)
       // plant: rows-beyond-queries
-      a[n] = load_word(row + factor_column(n), is_row && factor_column(n) < static_cast<int>(p.D));
+      a[n] = load_word(row + operand_column(n), is_row && operand_column(n) < static_cast<int>(p.D));
   }
 }
 // A bias [H, D]: the words that meet words 2 n and 2 n + 1 of a row's.
@@ -99,7 +99,7 @@ TXL_DEVICE void load_bias(const Problem& p, const View& bias, int64_t h, uint32_
   const T* const row = static_cast<const T*>(bias.data) + h * bias.s0;
   TXL_UNROLL
   for (int n = 0; n < WIDTH / 8; ++n)
-    a[n] = load_word(row + factor_column(2 * n), factor_column(2 * n) < static_cast<int>(p.D));
+    a[n] = load_word(row + operand_column(2 * n), operand_column(2 * n) < static_cast<int>(p.D));
 }
 // Queries plus a bias, scaled.
 template <class T, int WIDTH>
@@ -124,17 +124,17 @@ TXL_DEVICE void load_queries(const Problem& p, int64_t b, int64_t h, int first, 
 
 // A left factor from registers to its tile in shared memory.
 template <int WIDTH>
-TXL_DEVICE void store_factor(const uint32_t (&a)[WIDTH / 4], uint32_t tile) {
+TXL_DEVICE void store_operand(const uint32_t (&a)[WIDTH / 4], uint32_t tile) {
   TXL_UNROLL
-  for (int n = 0; n < WIDTH / 4; ++n) put_shared(tile + in_tile(factor_row(n), factor_column(n)), a[n]);
+  for (int n = 0; n < WIDTH / 4; ++n) store_shared(tile + swizzled_offset(operand_row(n), operand_column(n)), a[n]);
 }
 // A tile of 64 x 64 transposed, as a left factor in registers: row d has column d of the tile.
-TXL_DEVICE void load_transposed(uint32_t tile, uint32_t (&a)[16]) {
+TXL_DEVICE void load_operand_transposed(uint32_t tile, uint32_t (&a)[16]) {
   TXL_UNROLL
   for (int n = 0; n < 16; ++n) {
-    const int d = factor_row(n), pair = d / 2 * 2, shift = d % 2 * 16;  // plant: transposed-column
-    const uint32_t low = float_to_bits(get_shared(tile + in_tile(factor_column(n), pair))) >> shift;
-    const uint32_t high = float_to_bits(get_shared(tile + in_tile(factor_column(n) + 1, pair))) >> shift;
+    const int d = operand_row(n), pair = d / 2 * 2, shift = d % 2 * 16;  // plant: transposed-column
+    const uint32_t low = float_to_bits(load_shared(tile + swizzled_offset(operand_column(n), pair))) >> shift;
+    const uint32_t high = float_to_bits(load_shared(tile + swizzled_offset(operand_column(n) + 1, pair))) >> shift;
     a[n] = (low & 0xFFFF) | high << 16;
   }
 }

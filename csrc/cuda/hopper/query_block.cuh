@@ -31,13 +31,13 @@ struct QueryBlock {
     Barrier* const barriers = reinterpret_cast<Barrier*>(shared + S::barriers);
     k.first = barriers, v.first = k.first + k.BARRIERS, r.first = v.first + v.BARRIERS;
     seen = reinterpret_cast<int*>(shared + S::seen);
-    if (thread() == S::GROUPS * GROUP) {
+    if (thread() == S::GROUPS * WARPGROUP) {
       for (const RowsMap* rows : {&p.k_rows, &p.v_rows, &p.r_rows}) prefetch_tma_descriptor(rows->map);
       if (p.M) prefetch_tma_descriptor(p.k_mem_rows.map), prefetch_tma_descriptor(p.v_mem_rows.map);
     }
     if (thread() == 0) {
       // plant: empty-arrivals
-      k.init(S::GROUPS * WARPS_A_GROUP), v.init(S::GROUPS * WARPS_A_GROUP), r.init(S::GROUPS * WARPS_A_GROUP);
+      k.init(S::GROUPS * WARPGROUP_WARPS), v.init(S::GROUPS * WARPGROUP_WARPS), r.init(S::GROUPS * WARPGROUP_WARPS);
       fence_barrier_init();
     }
     find_seen<S::QUERIES>(p, keys, b, first, seen);
@@ -86,12 +86,12 @@ TXL_DEVICE void load_tiles(const QueryBlock<S>& block) {
   Producer<S::R_STAGES> r(block.r.empty());
   const auto load_r = [&](int j) {
     const int n = r.producer_acquire(), row = static_cast<int>(p.zero_row) + block.distance(j);
-    load_tile<S>(block.shared, S::r + n * S::BYTES, block.r.full(n), p.r_rows, row, block.h, 0);
+    load_tile<S>(block.shared, S::r + n * S::TILE_BYTES, block.r.full(n), p.r_rows, row, block.h, 0);
   };
   const auto load = [&](auto& to, int at, const auto& stages, const RowsMap& memory, const RowsMap& segment, int t) {
     const int n = to.producer_acquire(), row = block.first_key(t);
     const bool is_memory = block.tile + t < block.keys.memory_tiles;
-    load_tile<S>(block.shared, at + n * S::BYTES, stages.full(n), is_memory ? memory : segment,
+    load_tile<S>(block.shared, at + n * S::TILE_BYTES, stages.full(n), is_memory ? memory : segment,
                  is_memory ? row : row - static_cast<int>(p.M), block.h, block.b);
   };
   TXL_ROLLED

@@ -40,8 +40,8 @@ class Skew {
       for (int up = -7; up <= 1; ++up) {  // h - k
         uint32_t at = place(e, up, t);
         at += memory_;  // plant: skew-base-address
-        if (up <= 0) put_shared(at, block[4 * -up + e]);
-        if (up >= -6) put_shared<4096>(at, block[4 * (1 - up) + 2 + e]);
+        if (up <= 0) store_shared(at, block[4 * -up + e]);
+        if (up >= -6) store_shared<4096>(at, block[4 * (1 - up) + 2 + e]);
       }
     }
   }
@@ -51,7 +51,7 @@ class Skew {
     const uint32_t at = from_ + TILE_BIT * static_cast<uint32_t>(t & 1);
     unroll<16>([&](auto number) {
       constexpr int n = 2 * decltype(number)::value;  // 4 k + 2 h
-      get_shared_pair<256 * (n / 4) + 4096 * (n / 2 % 2)>(at, scores[n], scores[n + 1]);
+      load_shared_pair<256 * (n / 4) + 4096 * (n / 2 % 2)>(at, scores[n], scores[n + 1]);
     });
   }
 

@@ -39,8 +39,8 @@ class SkewTransposed {
         const uint32_t eight = static_cast<uint32_t>(256 * eight_[e] + 256 * up) & 0x700;
         const uint32_t at = memory_ + (eight | (to_[e] | buffer));  // plant: transposed-skew-base-address
         const int n = 4 * -up + e, m = 4 * (1 - up) + 2 + e;
-        if (up <= 0) put_shared(at, (is_above ? blocks[32 + n] : blocks[n]) - less[0]);
-        if (up >= -6) put_shared<2048>(at, (is_above ? blocks[32 + m] : blocks[m]) - less[1]);
+        if (up <= 0) store_shared(at, (is_above ? blocks[32 + n] : blocks[n]) - less[0]);
+        if (up >= -6) store_shared<2048>(at, (is_above ? blocks[32 + m] : blocks[m]) - less[1]);
       }
     }
   }
@@ -50,7 +50,7 @@ class SkewTransposed {
     const uint32_t from = memory_ + (from_ | buffer_of(step));
     unroll<16>([&](auto number) {
       constexpr int n = 2 * decltype(number)::value;
-      get_shared_pair<2048 * (n / 4) + 256 * (n / 2 % 2)>(from, scores[n], scores[n + 1]);
+      load_shared_pair<2048 * (n / 4) + 256 * (n / 2 % 2)>(from, scores[n], scores[n + 1]);
     });
   }
 

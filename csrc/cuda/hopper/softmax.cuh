@@ -90,7 +90,7 @@ class Softmax {
     const int first = tile * SIDE, last = first + SIDE;
     const bool all = low_[0] <= first && high_[0] >= last && low_[1] <= first && high_[1] >= last;
     if (all_of_warp(all)) return;
-    const int own = first + own_column();
+    const int own = first + accumulator_column();
     TXL_UNROLL
     for (int n = 0; n < 32; ++n) {
       const int h = n / 2 % 2, key = own + n / 4 * 8 + n % 2;
@@ -106,7 +106,7 @@ class Softmax {
 
 // Weights as a left factor.
 template <class T>
-TXL_DEVICE void pack_weights(const float (&s)[32], uint32_t (&a)[16]) {
+TXL_DEVICE void pack_operand(const float (&s)[32], uint32_t (&a)[16]) {
   TXL_UNROLL
   for (int n = 0; n < 16; ++n) a[n] = pack(T(), s[2 * n], s[2 * n + 1]);
 }

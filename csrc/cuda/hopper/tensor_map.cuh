@@ -11,7 +11,7 @@ namespace txl_cuda {
 // A tensor [n, h, rows, columns] in boxes of so many rows of 128 bytes.
 inline void encode(TensorMap& map, Type type, const void* data, const int64_t (&sizes)[4], const int64_t (&steps)[4],
                    int rows = SIDE) {
-  const int item = type == Type::f32 ? 4 : 2, columns = ROW / item;
+  const int item = type == Type::f32 ? 4 : 2, columns = ROW_BYTES / item;
 #ifdef __CUDACC__
   static const auto encode_tiled = [] {
     void* function = nullptr;

@@ -21,7 +21,7 @@ class Unskew {
     TXL_UNROLL
     for (int e = 0; e < 2; ++e) {
       const int column = row - 2 * pair - e;  // and 8 (2 warp + h - k)
-      low_[e] = static_cast<uint32_t>(ring + (16 * warp + row) * ROW + (column & 7) * 2 + (row << 4));
+      low_[e] = static_cast<uint32_t>(ring + (16 * warp + row) * ROW_BYTES + (column & 7) * 2 + (row << 4));
       wraps_[e] = column < 0;
     }
   }
@@ -35,7 +35,7 @@ class Unskew {
       for (int up = -7; up <= 1; ++up) {  // h - k
         const uint32_t eight = (eight_ + spread(up)) & spread(15);
         if (up <= 0) put_half<0>(place(eight, low, e, up == 0), choose(pairs, -up, 0, e), e);
-        if (up >= -6) put_half<8 * ROW>(place(eight, low, e, up == 1), choose(pairs, 1 - up, 1, e), e);
+        if (up >= -6) put_half<8 * ROW_BYTES>(place(eight, low, e, up == 1), choose(pairs, 1 - up, 1, e), e);
       }
     }
   }
@@ -56,8 +56,8 @@ class Unskew {
   }
   template <int MORE>
   static TXL_DEVICE void put_half(uint32_t at, uint32_t pair, int e) {
-    if (e) put_high<MORE>(at, pair);
-    if (!e) put_low<MORE>(at, pair);
+    if (e) store_shared_high<MORE>(at, pair);
+    if (!e) store_shared_low<MORE>(at, pair);
   }
   uint32_t memory_, eight_, low_[2];  // low_: from memory_ on
   bool wraps_[2];
