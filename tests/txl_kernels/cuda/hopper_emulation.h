@@ -222,38 +222,38 @@ inline int min_of_warp(int x) {
 inline int max_of_warp(int x) { return -min_of_warp(-x); }
 inline int broadcast_first_lane(int x) { return static_cast<int>(simt::exchange(static_cast<uint32_t>(x))[0]); }
 
-template <int MORE = 0, class T>
+template <int OFFSET = 0, class T>
 void store_shared(uint32_t at, T x) {
   static_assert(sizeof(T) == 4);
-  std::memcpy(simt::shared_at(at + MORE), &x, 4);
+  std::memcpy(simt::shared_at(at + OFFSET), &x, 4);
 }
-template <int MORE = 0>
+template <int OFFSET = 0>
 float load_shared(uint32_t at) {
   float x;
-  std::memcpy(&x, simt::shared_at(at + MORE), 4);
+  std::memcpy(&x, simt::shared_at(at + OFFSET), 4);
   return x;
 }
-template <int MORE = 0>
+template <int OFFSET = 0>
 void store_shared_pair(uint32_t at, float x, float y) {
-  store_shared<MORE>(at, x), store_shared<MORE + 4>(at, y);
+  store_shared<OFFSET>(at, x), store_shared<OFFSET + 4>(at, y);
 }
-template <int MORE = 0>
+template <int OFFSET = 0>
 void load_shared_pair(uint32_t at, float& x, float& y) {
-  x = load_shared<MORE>(at), y = load_shared<MORE + 4>(at);
+  x = load_shared<OFFSET>(at), y = load_shared<OFFSET + 4>(at);
 }
-template <int MORE>
+template <int OFFSET>
 void store_shared_low(uint32_t at, uint32_t x) {
-  std::memcpy(simt::shared_at(at + MORE), &x, 2);
+  std::memcpy(simt::shared_at(at + OFFSET), &x, 2);
 }
-template <int MORE>
+template <int OFFSET>
 void store_shared_high(uint32_t at, uint32_t x) {
   x >>= 16;
-  std::memcpy(simt::shared_at(at + MORE), &x, 2);
+  std::memcpy(simt::shared_at(at + OFFSET), &x, 2);
 }
 
-inline uint32_t load_word(const void* from, bool is_there) {
+inline uint32_t load_word(const void* from, bool exists) {
   uint32_t x = 0;
-  if (is_there) __builtin_memcpy(&x, from, 4);
+  if (exists) __builtin_memcpy(&x, from, 4);
   return x;
 }
 inline float exp2_approx(float x) {
