@@ -74,7 +74,7 @@ BACKWARD = [
     Hopper("last-tile-of-r", ("is_last", "is_last && p.L < 0"), LONG, "wait for ever"),
     Hopper("second-half-of-r", ("S::R_SUBTILE_STRIDE", "SUBTILE_BYTES"), WIDE, "values"),
     Hopper("early-release-of-q", -4, LONG, ""),
-    Hopper("transposed-skew-base-address", ("memory_ + (eighth | (", "(eighth | (memory_ + "), NARROW, ""),
+    Hopper("transposed-skew-base-address", ("memory_ + (octet | (", "(octet | (memory_ + "), NARROW, ""),
     Hopper("gradient-block-without-tiles", ("if (block_.tiles) ", ""), NOTHING, "wait for ever"),
     Hopper("transposed-column", ("d % 2 * 16", "0"), NARROW, "values"),
     Hopper("dr-wait", None, NARROW, "still read"),

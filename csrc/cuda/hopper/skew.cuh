@@ -20,7 +20,8 @@
 //                  7 0 0    1    58       7    15
 //
 // Lane 28 (row 7, columns 8 k, 8 k + 1) stores column 0 as key 71, which is key 7 of tile 1. The 32 lanes of a store
-// differ in row - 2 (lane % 4), those of half a load in row % 4 and key / 2: both meet 32 different banks.
+// differ in row and in row - 2 (lane % 4), the 16 of half a load in row % 4 and in key / 2: both meet 32 different
+// banks.
 #pragma once
 #include "tile.cuh"
 
@@ -39,7 +40,21 @@ TXL_ANYWHERE constexpr int skewed_word(int t, int row, int column) {
 static_assert(skewed_word(0, 1, 2) == 463 && skewed_word(0, 1, 26) == 271 && skewed_word(0, 1, 27) == 270);
 static_assert(skewed_word(0, 9, 26) == 1359 && skewed_word(0, 1, 58) == 15);
 static_assert(skew_word(1, 2) == 10 && skew_word(1, 26) == 202 && skew_word(9, 26) == 1226 && skew_word(9, 27) == 1227);
-static_assert(skewed_word(0, 7, 0) == skew_word(7, 71) && skew_word(7, 71) == skew_word(7, 64 * 1 + 7));
+static_assert(skewed_word(0, 7, 0) == skew_word(7, SIDE + 7));
+// The banks of a warp's store of elements (k, h, e), and of a half of its load of elements (k, h): one bit each.
+constexpr uint32_t banks_of_store(int k, int e) {
+  uint32_t banks = 0;
+  for (int lane = 0; lane < WARP; ++lane) banks |= 1u << skewed_word(0, lane / 4, 8 * k + lane % 4 * 2 + e) % 32;
+  return banks;
+}
+constexpr uint32_t banks_of_load(int k, int half) {
+  uint32_t banks = 0;
+  for (int lane = 16 * half; lane < 16 * half + 16; ++lane)
+    for (int e = 0; e < 2; ++e) banks |= 1u << skew_word(lane / 4, 8 * k + lane % 4 * 2 + e) % 32;
+  return banks;
+}
+static_assert(banks_of_store(0, 0) == ~0u && banks_of_store(3, 1) == ~0u);
+static_assert(banks_of_load(0, 0) == ~0u && banks_of_load(3, 1) == ~0u);
 
 class Skew {
  public:
@@ -54,7 +69,7 @@ class Skew {
       // The key of an element is 64 (t + 1) + 16 warp + 8 (h - k) + shift, modulo 128; shift: from -7 to 7.
       const int shift = row - 2 * pair - e;  // plant: skew-column
       store_offset_[e] = static_cast<uint32_t>(ring + 4 * (row_word + (shift & 7)));
-      eighth_[e] = EIGHT_KEYS * (2 * warp + (shift >> 3));
+      octet_[e] = EIGHT_KEYS * (2 * warp + (shift >> 3));
     }
   }
 
@@ -82,14 +97,15 @@ class Skew {
   }
 
  private:
-  // Bytes from a key to the eighth after it, to the 64th after it, and from a row to the eighth after it.
-  static constexpr int EIGHT_KEYS = 4 * 64, TILE_KEYS = 8 * EIGHT_KEYS, EIGHT_ROWS = 4 * 1024;
-  // From memory_ on; the keys' eighths are taken modulo the ring's 16.
+  // Bytes from a key to the octet after it, to the 64th after it, and from a row to the octet after it.
+  static constexpr int EIGHT_KEYS = 4 * skew_word(0, 8), TILE_KEYS = 4 * skew_word(0, SIDE);
+  static constexpr int EIGHT_ROWS = 4 * skew_word(8, 0);
+  // From memory_ on. Octets, eight keys each, are counted modulo the ring's 16.
   TXL_DEVICE uint32_t store_offset(int e, int diagonal, int t) const {
-    return store_offset_[e] | (static_cast<uint32_t>(eighth_[e] + TILE_KEYS * (t + 1) + EIGHT_KEYS * diagonal) & 0xF00);
+    return store_offset_[e] | (static_cast<uint32_t>(octet_[e] + TILE_KEYS * (t + 1) + EIGHT_KEYS * diagonal) & 0xF00);
   }
-  uint32_t memory_, load_address_, store_offset_[2];
-  int eighth_[2];
+  uint32_t memory_, load_address_, store_offset_[2];  // store_offset_: of (row, key % 8), for e = 0 and 1
+  int octet_[2];                                      // bytes, as store_offset_: of key / 8, where h = k and t = -1
 };
 
 }  // namespace txl_cuda

@@ -1,4 +1,4 @@
-// The skew (skew.cuh) with keys as rows: from products of keys' 64 queries and two tiles of 64 distances to scores
+// The skew (skew.cuh) with keys as rows: from products of 64 queries and two tiles of 64 distances to scores
 // [keys, queries] of a warpgroup.
 //
 // The tile of r above the distance of the first query to the first key, and the one below: row m (a query), column c is
@@ -25,7 +25,7 @@ class SkewTransposed {
       // The key of an element is 8 (2 warp + h - k) + shift, modulo 64; shift: from -7 to 7.
       const int shift = row - 2 * pair - e;  // plant: transposed-skew-column
       store_offset_[e] = within(shift & 7, row) + static_cast<uint32_t>(buffers + EIGHT_QUERIES * 2 * warp);
-      eighth_[e] = 2 * warp + (shift >> 3);
+      octet_[e] = 2 * warp + (shift >> 3);
     }
     load_offset_ = within(row, 2 * pair) + static_cast<uint32_t>(buffers + EIGHT_KEYS * 2 * warp);
   }
@@ -37,10 +37,10 @@ class SkewTransposed {
     for (int e = 0; e < 2; ++e) {
       TXL_UNROLL
       for (int diagonal = -7; diagonal <= 1; ++diagonal) {  // h - k
-        const bool is_above = eighth_[e] + diagonal >= 0;
-        const uint32_t eighth = static_cast<uint32_t>(EIGHT_KEYS * eighth_[e] + EIGHT_KEYS * diagonal) & 0x700;
+        const bool is_above = octet_[e] + diagonal >= 0;
+        const uint32_t octet = static_cast<uint32_t>(EIGHT_KEYS * octet_[e] + EIGHT_KEYS * diagonal) & 0x700;
         const uint32_t address =
-            memory_ + (eighth | (store_offset_[e] | buffer));  // plant: transposed-skew-base-address
+            memory_ + (octet | (store_offset_[e] | buffer));  // plant: transposed-skew-base-address
         const int n = 4 * -diagonal + e, m = 4 * (1 - diagonal) + 2 + e;
         if (diagonal <= 0) store_shared(address, (is_above ? unskewed[32 + n] : unskewed[n]) - lse[0]);
         if (diagonal >= -6) store_shared<EIGHT_QUERIES>(address, (is_above ? unskewed[32 + m] : unskewed[m]) - lse[1]);
@@ -66,8 +66,8 @@ class SkewTransposed {
   }
   // plant: transposed-skew-buffers
   static TXL_DEVICE uint32_t buffer_of(int step) { return static_cast<uint32_t>((step & 1) * BYTES); }
-  uint32_t memory_, store_offset_[2], load_offset_;  // offsets from memory_ on
-  int eighth_[2];
+  uint32_t memory_, store_offset_[2], load_offset_;  // offsets from memory_ on; store_offset_: of (key % 8, query)
+  int octet_[2];                                     // key / 8 where h = k; negative: of the tile of r below
 };
 
 }  // namespace txl_cuda

@@ -18,7 +18,7 @@ namespace txl_cuda {
 class Unskew {
  public:
   // ring: the warpgroup's two tiles, at a multiple of 16 KB from `memory`, which is at a multiple of 1 KB.
-  TXL_DEVICE Unskew(uint32_t memory, int ring, int warp) : memory_(memory), eighth_(spread(2 * warp) | CARRY) {
+  TXL_DEVICE Unskew(uint32_t memory, int ring, int warp) : memory_(memory), octet_(spread(2 * warp) | CARRY) {
     const int lane = thread() % WARP, row = lane / 4, pair = lane % 4;
     TXL_UNROLL
     for (int e = 0; e < 2; ++e) {
@@ -35,10 +35,10 @@ class Unskew {
       const uint32_t offset = offset_[e] ^ static_cast<uint32_t>(slot) << 13;
       TXL_UNROLL
       for (int diagonal = -7; diagonal <= 1; ++diagonal) {  // h - k
-        const uint32_t eighth = (eighth_ + spread(diagonal)) & spread(15);
-        if (diagonal <= 0) store_half<0>(address(eighth, offset, e, diagonal == 0), choose(ds, -diagonal, 0, e), e);
+        const uint32_t octet = (octet_ + spread(diagonal)) & spread(15);
+        if (diagonal <= 0) store_half<0>(address(octet, offset, e, diagonal == 0), choose(ds, -diagonal, 0, e), e);
         if (diagonal >= -6)
-          store_half<8 * ROW_BYTES>(address(eighth, offset, e, diagonal == 1), choose(ds, 1 - diagonal, 1, e), e);
+          store_half<8 * ROW_BYTES>(address(octet, offset, e, diagonal == 1), choose(ds, 1 - diagonal, 1, e), e);
       }
     }
   }
@@ -53,16 +53,16 @@ class Unskew {
     return wraps_[e] ? ds[2 * ((k + 7) % 8) + h] : ds[2 * k + h];
   }
   // What such lanes store with the others' k = 0 is their k = 7, in the other tile of the ring.
-  TXL_DEVICE uint32_t address(uint32_t eighth, uint32_t offset, int e, bool is_first) const {
+  TXL_DEVICE uint32_t address(uint32_t octet, uint32_t offset, int e, bool is_first) const {
     // plant: unskew-wrap
-    return memory_ + (eighth ^ (is_first && wraps_[e] ? offset ^ 1 << 13 : offset));
+    return memory_ + (octet ^ (is_first && wraps_[e] ? offset ^ 1 << 13 : offset));
   }
   template <int OFFSET>
   static TXL_DEVICE void store_half(uint32_t address, uint32_t pair, int e) {
     if (e) store_shared_high<OFFSET>(address, pair);
     if (!e) store_shared_low<OFFSET>(address, pair);
   }
-  uint32_t memory_, eighth_, offset_[2];  // offsets from memory_ on
+  uint32_t memory_, octet_, offset_[2];  // offset_: of (row, column % 8), from memory_ on
   bool wraps_[2];
 };
 
