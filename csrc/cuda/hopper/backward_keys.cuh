@@ -19,7 +19,7 @@ struct KeyBlock {
   int b = block_z(), h = block_y(), first_tile = block_x() * S::GROUPS;
   int first_query, steps;  // the first query, and the number of tiles of queries
   // A pipeline of queries, q + w, q + u and dout, which TMA loads, and one of their statistics, which the second
-  // producer warp writes. Both have the same stages: the prepared barriers are the statistics' full ones.
+  // producer warp writes. Both have the same stages and empty barriers.
   StageBarriers<S::STAGES> q;
   StageBarriers<S::R_STAGES> r;
 
@@ -40,6 +40,8 @@ struct KeyBlock {
     barrier();
   }
 
+  // The full barriers of the pipeline of statistics: a stage's are written, and its rows of dout are cleared.
+  TXL_DEVICE Barrier* stats_full() const { return q.prepared(); }
   TXL_DEVICE int64_t bh() const { return b * p.H + h; }
   // The index of the first key of the block's tile t.
   TXL_DEVICE int first_key(int t) const { return (first_tile + t) * SIDE - key_tiles.padding; }
@@ -80,11 +82,11 @@ TXL_DEVICE void load_queries_and_distances(const KeyBlock<S>& block) {
 template <class S>
 TXL_DEVICE void prepare_stats(const KeyBlock<S>& block) {
   const BackwardProblem& p = block.p;
-  Producer<S::STAGES> q(block.q.empty());
+  Producer<S::STAGES> producer(block.q.empty());
   PipelineState<S::STAGES> state;
   TXL_ROLLED
   for (int step = 0; step < block.steps; ++step) {
-    const int stage = q.producer_acquire();
+    const int stage = producer.producer_acquire();
     uint64_t sees_keys = 0;
     int max_low = -1, min_high = 1 << 30;
     TXL_ROLLED
@@ -142,7 +144,7 @@ class KeysConsumer {
         is_memory_(block.first_tile + warpgroup_ < block.key_tiles.memory_tiles),
         first_row_(is_memory_ ? first_key_ : first_key_ - static_cast<int>(p_.M)),
         q_(block.q.full(), block.q.empty()),
-        stats_(block.q.prepared(), block.q.empty()),
+        stats_(block.stats_full(), block.q.empty()),
         r_(block.r.full(), block.r.empty()),
         r_below_(block.r.full(), block.r.empty()),
         skew_(block.address(0), S::skew + warpgroup_ * 2 * SkewTransposed::BYTES, warp_) {}

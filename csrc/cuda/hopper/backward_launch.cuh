@@ -18,11 +18,11 @@ inline int64_t dr_floats(const BackwardProblem& x) { return x.tables * x.H * (DR
 
 // Returns the number of floats of a call's workspace, and points `x` to its parts.
 template <class Q, class K>
-int64_t lay_out(BackwardProblem& x, float* workspace) {
+int64_t lay_out_workspace(BackwardProblem& x, float* workspace) {
   static_assert(Q::QUERIES <= DR_MARGIN && Q::GROUPS <= TABLES_OF_SLOT);
   const int64_t heads = x.B * x.H;
   int64_t floats = 0;
-  const auto take = [&](int64_t count) {
+  const auto allocate = [&](int64_t count) {
     float* const at = workspace + floats;
     floats += (count + 3) / 4 * 4;
     return at;
@@ -30,18 +30,18 @@ int64_t lay_out(BackwardProblem& x, float* workspace) {
   x.rows = blocks_of(x.L, Q::QUERIES) * Q::QUERIES;
   x.q_parts = x.rows / Q::QUERIES * x.parts * Q::GROUPS * WARPGROUP_WARPS;
   x.k_parts = key_blocks<Q, K>(x) * K::GROUPS * WARPGROUP_WARPS;
-  x.q_content = take(heads * x.rows * x.D / 2), x.q_position = take(heads * x.rows * x.D / 2);
-  x.stats = reinterpret_cast<Stats*>(take(heads * x.rows * 2));
-  if (x.du.data || x.dw.data) x.k_sums = take(heads * x.k_parts * x.D);
-  if (x.dw.data) x.q_sums = take(heads * x.q_parts * x.D);
-  if (x.parts > 1 && x.dq.data) x.dq_parts = take(x.parts * heads * x.rows * x.D);
+  x.q_content = allocate(heads * x.rows * x.D / 2), x.q_position = allocate(heads * x.rows * x.D / 2);
+  x.stats = reinterpret_cast<Stats*>(allocate(heads * x.rows * 2));
+  if (x.du.data || x.dw.data) x.k_sums = allocate(heads * x.k_parts * x.D);
+  if (x.dw.data) x.q_sums = allocate(heads * x.q_parts * x.D);
+  if (x.parts > 1 && x.dq.data) x.dq_parts = allocate(x.parts * heads * x.rows * x.D);
   x.workspace_bytes = floats * static_cast<int64_t>(sizeof(float));
-  if (x.dr_out.data) x.dr = take(dr_floats(x));
+  if (x.dr_out.data) x.dr = allocate(dr_floats(x));
   return floats;
 }
 
 // Copies where gradients are written, and how the work is split.
-inline void take_gradients(BackwardProblem& x, const Gradients& given) {
+inline void set_gradients(BackwardProblem& x, const Gradients& given) {
   x.parts = given.slots ? 1 : given.parts;
   x.dout = given.dout, x.dlse = given.dlse, x.slots = given.slots, x.tables = given.tables;
   x.dq = given.dq, x.dk = given.dk, x.dv = given.dv, x.dk_mem = given.dk_mem, x.dv_mem = given.dv_mem;
@@ -52,16 +52,16 @@ template <class Q, class K>
 int64_t workspace_as(const Problem& p, const Gradients& gradients) {
   BackwardProblem x;
   static_cast<Problem&>(x) = p;
-  take_gradients(x, gradients);
-  return lay_out<Q, K>(x, nullptr);
+  set_gradients(x, gradients);
+  return lay_out_workspace<Q, K>(x, nullptr);
 }
 
 template <class Q, class K>
-BackwardProblem describe_backward(const Problem& p, const Gradients& gradients) {
+BackwardProblem make_backward_problem(const Problem& p, const Gradients& gradients) {
   BackwardProblem x;
-  static_cast<PrefillProblem&>(x) = describe_call(p);
-  take_gradients(x, gradients);
-  lay_out<Q, K>(x, gradients.workspace);
+  static_cast<PrefillProblem&>(x) = make_prefill_problem(p);
+  set_gradients(x, gradients);
+  lay_out_workspace<Q, K>(x, gradients.workspace);
   const int64_t row = p.D, head = x.rows * row, batch_row = p.H * head;
   x.dout_rows = map_rows(p, x.dout, p.B, p.L);
   x.q_content_rows = map_rows(p, {x.q_content, batch_row, head, row}, p.B, x.rows);
@@ -81,7 +81,7 @@ void launch_backward(const Problem& p, const Gradients& gradients, void* stream)
   const auto queries = backward_queries_kernel<Q>;
   const auto keys = backward_keys_kernel<K>;
   const auto finish = finish_kernel<typename Q::T>;
-  BackwardProblem call = describe_backward<Q, K>(p, gradients);
+  BackwardProblem call = make_backward_problem<Q, K>(p, gradients);
   const dim3 slot_grid(static_cast<unsigned>(gradients.slots), static_cast<unsigned>(p.H), 1);
   if (call.dr) fill_zeros(call.dr, dr_floats(call) * static_cast<int64_t>(sizeof(float)), stream);
   const int64_t blocks = call.rows / Q::QUERIES, launches = call.slots ? blocks_of(p.B * blocks, call.slots) : 1;
@@ -94,10 +94,10 @@ void launch_backward(const Problem& p, const Gradients& gradients, void* stream)
   check_launch();
   call.r_blocks = call.dr_out.data ? Finish::blocks(p.T * p.D) : 0;
   call.q_blocks = call.dq_parts ? Finish::blocks(p.B * p.L * p.D) : 0;
-  const int64_t ends = call.r_blocks + call.q_blocks + (call.k_sums ? p.D / Finish::COLUMNS : 0);
-  if (!ends) return;
-  const dim3 all(static_cast<unsigned>(ends), static_cast<unsigned>(p.H), 1);
-  TXL_LAUNCH(finish, all, THREADS, sizeof(float) * 2 * THREADS, stream, call);
+  const int64_t finish_blocks = call.r_blocks + call.q_blocks + (call.k_sums ? p.D / Finish::COLUMNS : 0);
+  if (!finish_blocks) return;
+  const dim3 finish_grid(static_cast<unsigned>(finish_blocks), static_cast<unsigned>(p.H), 1);
+  TXL_LAUNCH(finish, finish_grid, THREADS, sizeof(float) * 2 * THREADS, stream, call);
   check_launch();
 }
 

@@ -48,10 +48,11 @@ struct QueriesShape {
   static constexpr int CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 24;  // where there are two consumer warpgroups
   static constexpr int TILE_BYTES = WIDTH / SIDE * SUBTILE_BYTES;
   // Of a box of a TMA reduction of dr, which has 32 columns of float32.
-  static constexpr int DR_ROWS = DR_TRANSPOSED ? SIDE : 16, DR_BOX = DR_ROWS * ROW_BYTES;
+  static constexpr int DR_ROWS = DR_TRANSPOSED ? SIDE : 16, DR_BOX = DR_ROWS * ROW_BYTES;  // rows, bytes
   static_assert(R_STAGES > GROUPS + 2);
 
-  static constexpr int ds = 0, skew = ds + GROUPS * 2 * SUBTILE_BYTES;  // dS by distance, two tiles a warpgroup
+  // Bytes from the start of shared memory. ds: dS by distance, two tiles of each warpgroup.
+  static constexpr int ds = 0, skew = ds + GROUPS * 2 * SUBTILE_BYTES;
   static constexpr int k = skew + GROUPS * WARPGROUP_WARPS * Skew::BYTES, v = k + STAGES * TILE_BYTES;
   static constexpr int r = v + V_STAGES * TILE_BYTES, q_position = r + R_STAGES * TILE_BYTES;
   static constexpr int q_content = q_position + GROUPS * TILE_BYTES;
@@ -80,6 +81,7 @@ struct KeysShape {
   // of the last: two successive tiles are one operand of 128 rows.
   static constexpr int R_SUBTILE_STRIDE = (R_STAGES + 1) * SUBTILE_BYTES;
 
+  // Bytes from the start of shared memory.
   static constexpr int skew = 0, q_position = skew + GROUPS * 2 * SkewTransposed::BYTES;
   static constexpr int q_content = q_position + STAGES * TILE_BYTES, dout = q_content + STAGES * TILE_BYTES;
   static constexpr int r = dout + STAGES * TILE_BYTES, k = r + WIDTH / SIDE * R_SUBTILE_STRIDE;
@@ -91,7 +93,8 @@ struct KeysShape {
   static_assert(SHARED_BYTES <= MAX_SHARED);
 };
 
-// The instances, by the width of tiles.
+// The instances, by the width of tiles. Arguments: width, consumer warpgroups, stages of tiles (of k and v, or of
+// queries; QueriesShape has those of v apart), stages of r, and the flag.
 template <class T>
 using Forward64 = ForwardShape<T, 64, 3, 3, 5, false>;
 template <class T>

@@ -6,7 +6,7 @@
 
 namespace txl_cuda {
 
-inline PrefillProblem describe_call(const Problem& p) {
+inline PrefillProblem make_prefill_problem(const Problem& p) {
   PrefillProblem x;
   static_cast<Problem&>(x) = p;
   for (const View* view : {&p.q, &p.u, &p.w, &p.out}) require_start(*view);
@@ -35,7 +35,7 @@ inline dim3 grid_of(const Problem& p, int64_t blocks) {
 template <class S>
 void launch_prefill(const Problem& p, void* stream) {
   const auto kernel = forward_kernel<S>;
-  const PrefillProblem call = describe_call(p);
+  const PrefillProblem call = make_prefill_problem(p);
   TXL_LAUNCH(kernel, grid_of(p, (p.L + S::QUERIES - 1) / S::QUERIES * p.parts), S::THREADS, S::SHARED_BYTES, stream,
              call);
   check_launch();
