@@ -144,8 +144,8 @@ class QueriesConsumer {
   TXL_DEVICE int low(int h) const { return block_.key_low(query_ + 8 * h - block_.first_query, 0); }
   TXL_DEVICE int high(int h) const { return block_.key_high(query_ + 8 * h - block_.first_query, 0); }
 
-  // Addresses of this warpgroup's tile, of a stage's tile, of the tile of dS by distance that is whole after tile t
-  // + 1.
+  // Addresses: this warpgroup's tile, a stage's tile, the tile of dS by distance that is whole after tile t of the
+  // keys.
   TXL_DEVICE uint32_t tile(int at) const { return block_.address(at + warpgroup_ * S::TILE_BYTES); }
   TXL_DEVICE uint32_t stage(int at, int n) const { return block_.address(at + n * S::TILE_BYTES); }
   TXL_DEVICE uint32_t ds_by_distance(int t) const {
