@@ -27,6 +27,7 @@ from unittest import mock
 os.environ.pop("TRITON_INTERPRET", None)  # kernels are not compiled if it is set
 sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 
+import hopper_kernels
 import torch
 import triton
 from cases import BIAS_ALONE, NO_BIASES, Case, as_call, make_inputs
@@ -220,9 +221,9 @@ def readable(mangled: str) -> str:
     """Return a readable kernel name: part_kernel<Shape<Bf16, 8, 1, 4, true>> -> "part bf16 width 64
     queries 4"; for Hopper backward_keys_kernel<KeysShape<Bf16, 64, ..>> -> "hopper backward_keys
     bf16 width 64"."""
-    hopper = re.search(r"\d(forward|backward_queries|backward_keys)_kernel.*?(Bf16|F16)ELi(\d+)E", mangled)
+    hopper = hopper_kernels.instance(mangled)
     if hopper is not None:
-        return f"hopper {hopper[1]} {hopper[2].lower()} width {hopper[3]}"
+        return f"hopper {hopper.kernel} {hopper.dtype} width {hopper.width}"
     kind = re.search(r"(part|merge|finish)_kernel", mangled)
     dtype = re.search(r"(Bf16|F16)", mangled)
     if kind is None:
@@ -236,23 +237,16 @@ def readable(mangled: str) -> str:
     return f"{name} width {width} queries {queries}{'' if aligned else ' unaligned'}"
 
 
-def consumer_groups(name: str) -> int:
-    """Return the number of consumer warpgroups of a block, besides the producer; see
-    csrc/cuda/hopper."""
-    if "backward" in name:
-        return 1 if "width 128" in name else 2
-    return 3 if "width 64" in name else 2
-
-
 def _by_kernel(text: str) -> dict[str, str]:
-    """Split cuobjdump's output by kernel: "sm_90 part ..." -> the kernel's section."""
+    """Split cuobjdump's output by kernel: "sm_90 part ..." -> the kernel's mangled name and
+    section."""
     arch, name, pieces = "", "", {}
     for line in text.splitlines():
         if m := re.match(r"\s*arch = (\w+)", line):
             arch, name = m[1], ""
         elif m := re.match(r"\s*Function\s*:?\s+(\w+)", line):
             name = f"{arch.rstrip('a')} {readable(m[1])}"
-            pieces[name] = ""
+            pieces[name] = m[1] + "\n"
         elif name:
             pieces[name] += line + "\n"
     return pieces
@@ -286,7 +280,8 @@ def measure_cuda(binary: Path) -> dict[str, Figures]:
         }
         if products:
             found[name] |= {"products": len(products), "waits": sum("gsb0" in x for x in products)}
-        found[name] |= _redistributed({int(at, 16): x for at, x in placed}, consumer_groups(name))
+        hopper = hopper_kernels.instance(sass[name].partition("\n")[0])
+        found[name] |= _redistributed({int(at, 16): x for at, x in placed}, 0 if hopper is None else hopper.groups)
     return found
 
 

@@ -35,9 +35,11 @@ int64_t split_prefill(Problem& p, int multiprocessors);
 void forward_prefill(const Problem& p, void* stream);
 void load_prefill(const Problem& p);  // loads backward, too
 
-// Rows of a table of dr before its row 0. A block of distances begins up to 127 rows before it, and TMA reductions,
-// unlike loads, take no negative rows (an illegal instruction on an H200).
+// Rows of a table of dr before its row 0. A tile of distances begins up to QUERIES - 1 rows of a block before it, and
+// TMA reductions, unlike loads, take no negative rows (an illegal instruction on an H200).
 constexpr int64_t DR_MARGIN = 128;
+// The maximum number of tables of dr that a block uses, one for each of its warpgroups. cuda.py allocates as many.
+constexpr int64_t TABLES_OF_SLOT = 2;
 
 // The other tensors of a backward call. Gradients without data are not written.
 struct Gradients {
@@ -45,7 +47,7 @@ struct Gradients {
   const float* dlse = nullptr;    // [B, H, L] contiguous, or null
   txl::View dr_out, du, dw;       // gradients of r, content bias and position bias
   float* workspace = nullptr;     // workspace_of(..) floats, at a multiple of 16 bytes
-  int64_t slots = 0, tables = 1;  // deterministic: slots * 2 tables; slots 0: sums in any order
+  int64_t slots = 0, tables = 1;  // deterministic: slots * TABLES_OF_SLOT tables; slots 0: sums in any order
   int64_t parts = 1;              // the keys of a block of queries are split into, see split_backward
 };
 

@@ -16,19 +16,19 @@ TXL_KERNEL void merge_kernel(const Problem p) {
   TXL_SHARED(shared);  // [groups][D]
   const int b = block_x(), h = block_y(), i = block_z();
   const int64_t x = (b * p.H + h) * p.L + i;
-  const int D = static_cast<int>(p.D), parts = static_cast<int>(p.parts), own = thread() % WARP;
+  const int D = static_cast<int>(p.D), parts = static_cast<int>(p.parts), lane = thread() % WARP;
   const float* const sums = part_sums(p, x, 0);
   float max = -INFINITY, sum = 0;  // the same in every warp
-  for (int part = own; part < parts; part += WARP)
+  for (int part = lane; part < parts; part += WARP)
     if (sums[2 * part + 1] != 0) max = fmaxf(max, sums[2 * part]);
   for (int step = WARP / 2; step; step /= 2) max = fmaxf(max, shuffle_xor(max, step));
-  for (int part = own; part < parts; part += WARP)
+  for (int part = lane; part < parts; part += WARP)
     if (sums[2 * part + 1] != 0) sum += sums[2 * part + 1] * exp2f(sums[2 * part] - max);
   // plant: merge-sum
   for (int step = WARP / 2; step; step /= 2) sum += shuffle_xor(sum, step);
 
   // Group g of D / 4 threads sums parts g, g + groups, .., each thread four elements.
-  const int lanes = D / 4, groups = THREADS / lanes, group = thread() / lanes, d = thread() % lanes * 4;
+  const int width = D / 4, groups = THREADS / width, group = thread() / width, d = thread() % width * 4;
   const float* const values = p.partial + x * parts * D + d;
   Float4 total = {};
   if (group < groups) {

@@ -130,14 +130,14 @@ def test_spill_of_a_decode_kernel(tmp_path: Path, spills: bool) -> None:
 def test_registers_that_warpgroups_redistribute(tmp_path: Path) -> None:
     source, fatbin = tmp_path / "one.cu", tmp_path / "one.fatbin"
     source.write_text(
-        "namespace txl_cuda { struct Bf16 {}; template <class T, int N> struct ForwardShape {};\n"
+        "namespace txl_cuda { struct Bf16 {}; template <class T, int, int> struct ForwardShape {};\n"
         "template <class S> __global__ __launch_bounds__(384, 1) void forward_kernel(float* x) {\n"
         'if (threadIdx.x >= 256) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");\n'
         'else { asm volatile("setmaxnreg.inc.sync.aligned.u32 232;"); x[threadIdx.x] = 1; } }\n'
-        "template __global__ void forward_kernel<ForwardShape<Bf16, 64>>(float*); }\n"
+        "template __global__ void forward_kernel<ForwardShape<Bf16, 64, 2>>(float*); }\n"
     )
     command = ["nvcc", "-fatbin", "-gencode=arch=compute_90a,code=sm_90a", source, "-o", fatbin]
     subprocess.run(command, check=True, capture_output=True)
     (kernel,) = machine_code.measure_cuda(fatbin).values()
-    assert (kernel["keeps"], kernel["takes"], kernel["groups"]) == (40, 232, 3)
+    assert (kernel["keeps"], kernel["takes"], kernel["groups"]) == (40, 232, 2)
     assert kernel["used"] < 40

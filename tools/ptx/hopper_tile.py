@@ -15,16 +15,15 @@ from unittest import mock
 
 import torch
 from cuda_ptx import PtxModule, compiled_ptx, ptx_module
+from hopper_kernels import instance
 
 from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
 
 TILE = 64  # queries and keys
 WARPS = 4  # of a warpgroup
-GROUPS = {  # consumer warpgroups of a block, by width and kernel
-    64: {"forward": 3, "backward_queries": 2, "backward_keys": 2},
-    128: {"forward": 2, "backward_queries": 1, "backward_keys": 1},
-}
+WIDTHS = (64, 128)
+KERNELS = ("forward", "backward_queries", "backward_keys")
 # (queries, memory) of two calls with the same number of programs, and the number of tiles by which
 # they differ.
 MORE_KEYS, MORE_QUERIES = ((128, 128), (128, 640), 16), ((128, 384), (384, 128), 32)
@@ -47,10 +46,12 @@ def counted(module: PtxModule, queries: int, memory: int, width: int) -> dict[st
     out.backward(torch.ones_like(out))
     if module.faults:
         raise module.faults[0]
-    names = ("forward", "backward_queries", "backward_keys")
-    return {
-        name: next(c for kernel, c in module.counts.items() if f"{name}_kernel" in kernel).by_class() for name in names
-    }
+    return {name: module.counts[mangled(module, name)].by_class() for name in KERNELS}
+
+
+def mangled(module: PtxModule, name: str) -> str:
+    """Return the mangled name of the kernel of this name that the last call launched."""
+    return next(kernel for kernel in module.counts or () if f"{name}_kernel" in kernel)
 
 
 def per_tile(module: PtxModule, width: int) -> dict[str, Counter[str]]:
@@ -66,12 +67,12 @@ def per_tile(module: PtxModule, width: int) -> dict[str, Counter[str]]:
     return found
 
 
-def row(name: str, width: int, counts: Counter[str]) -> str:
-    """Format a row of the table under HEAD."""
+def row(name: str, width: int, groups: int, counts: Counter[str]) -> str:
+    """Format a row of the table under HEAD. groups: consumer warpgroups of a block."""
     start = f"| {width}: {name} | {counts['tensor macs'] / (TILE * TILE * width):.3g} | "
     cells = [counts["issues"], counts["exponentials"], counts["barriers"] / WARPS, counts["waits"] / WARPS]
     cells += [counts["wavefronts"], counts["wavefronts"] - counts["minimum wavefronts"], counts["unit bytes"] / 1024]
-    cells += [counts["sectors"], GROUPS[width][name]]
+    cells += [counts["sectors"], groups]
     return start + " | ".join(f"{x:,.0f}" for x in cells) + " |"
 
 
@@ -94,9 +95,10 @@ def module_of() -> Iterator[PtxModule]:
 def main() -> None:
     print(HEAD)
     with module_of() as module:
-        for width in GROUPS:
+        for width in WIDTHS:
             for name, counts in per_tile(module, width).items():
-                print(row(name, width, counts), flush=True)
+                hopper = instance(mangled(module, name))
+                print(row(name, width, hopper.groups if hopper else 0, counts), flush=True)
 
 
 if __name__ == "__main__":

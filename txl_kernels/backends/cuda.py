@@ -246,7 +246,7 @@ def backward(
     slots, tables = 0, 1
     if torch.are_deterministic_algorithms_enabled():
         slots = min(-(-_multiprocessors(call.q.device) // call.q.size(1)), MAX_TABLES)
-        tables = 2 * slots  # a block has at most two warpgroups
+        tables = 2 * slots  # TABLES_OF_SLOT in csrc/cuda/launch.h
     asked = gradients[: INPUTS.index("r_bias")]
     workspace = call.q.new_empty(plan.backward_workspace(asked, slots, tables), dtype=torch.float32)
     if not ((dout.is_contiguous() and dout.data_ptr() % ROW_BYTES == 0) or _rows_apart(dout)):

@@ -1,4 +1,4 @@
-// Backward's instances for one element type.
+// Launches of the backward kernels for one element type.
 #pragma once
 #include "backward_keys.cuh"
 #include "backward_queries.cuh"
@@ -6,15 +6,6 @@
 #include "prefill_launch.cuh"
 
 namespace txl_cuda {
-
-template <class T>
-using QueriesNarrow = QueriesShape<T, 64, 2, 3, 3, 5, false>;
-template <class T>
-using QueriesWide = QueriesShape<T, 128, 1, 2, 1, 4, true>;
-template <class T>
-using KeysNarrow = KeysShape<T, 64, 2, 3, 4, false>;
-template <class T>
-using KeysWide = KeysShape<T, 128, 1, 2, 3, true>;
 
 inline int64_t blocks_of(int64_t rows, int64_t size) { return (rows + size - 1) / size; }
 
@@ -25,31 +16,32 @@ int64_t key_blocks(const Problem& p) {
 
 inline int64_t dr_floats(const BackwardProblem& x) { return x.tables * x.H * (DR_MARGIN + x.T) * x.D; }
 
-// Floats of a call's workspace; points `x` to where its parts lie in it.
+// Returns the number of floats of a call's workspace, and points `x` to its parts.
 template <class Q, class K>
-int64_t lay_out(BackwardProblem& x, float* workspace) {
+int64_t lay_out_workspace(BackwardProblem& x, float* workspace) {
+  static_assert(Q::QUERIES <= DR_MARGIN && Q::GROUPS <= TABLES_OF_SLOT);
   const int64_t heads = x.B * x.H;
   int64_t floats = 0;
-  const auto take = [&](int64_t count) {
+  const auto allocate = [&](int64_t count) {
     float* const at = workspace + floats;
     floats += (count + 3) / 4 * 4;
     return at;
   };
   x.rows = blocks_of(x.L, Q::QUERIES) * Q::QUERIES;
-  x.q_parts = x.rows / Q::QUERIES * x.parts * Q::GROUPS * WARPS_A_GROUP;
-  x.k_parts = key_blocks<Q, K>(x) * K::GROUPS * WARPS_A_GROUP;
-  x.content = take(heads * x.rows * x.D / 2), x.position = take(heads * x.rows * x.D / 2);
-  x.stats = reinterpret_cast<Stats*>(take(heads * x.rows * 2));
-  if (x.du.data || x.dw.data) x.k_sums = take(heads * x.k_parts * x.D);
-  if (x.dw.data) x.q_sums = take(heads * x.q_parts * x.D);
-  if (x.parts > 1 && x.dq.data) x.dq_parts = take(x.parts * heads * x.rows * x.D);
+  x.q_parts = x.rows / Q::QUERIES * x.parts * Q::GROUPS * WARPGROUP_WARPS;
+  x.k_parts = key_blocks<Q, K>(x) * K::GROUPS * WARPGROUP_WARPS;
+  x.q_content = allocate(heads * x.rows * x.D / 2), x.q_position = allocate(heads * x.rows * x.D / 2);
+  x.stats = reinterpret_cast<Stats*>(allocate(heads * x.rows * 2));
+  if (x.du.data || x.dw.data) x.k_sums = allocate(heads * x.k_parts * x.D);
+  if (x.dw.data) x.q_sums = allocate(heads * x.q_parts * x.D);
+  if (x.parts > 1 && x.dq.data) x.dq_parts = allocate(x.parts * heads * x.rows * x.D);
   x.workspace_bytes = floats * static_cast<int64_t>(sizeof(float));
-  if (x.dr_out.data) x.dr = take(dr_floats(x));
+  if (x.dr_out.data) x.dr = allocate(dr_floats(x));
   return floats;
 }
 
-// Where gradients go, and how the work is split.
-inline void take_gradients(BackwardProblem& x, const Gradients& given) {
+// Copies where gradients are written, and how the work is split.
+inline void set_gradients(BackwardProblem& x, const Gradients& given) {
   x.parts = given.slots ? 1 : given.parts;
   x.dout = given.dout, x.dlse = given.dlse, x.slots = given.slots, x.tables = given.tables;
   x.dq = given.dq, x.dk = given.dk, x.dv = given.dv, x.dk_mem = given.dk_mem, x.dv_mem = given.dv_mem;
@@ -60,20 +52,20 @@ template <class Q, class K>
 int64_t workspace_as(const Problem& p, const Gradients& gradients) {
   BackwardProblem x;
   static_cast<Problem&>(x) = p;
-  take_gradients(x, gradients);
-  return lay_out<Q, K>(x, nullptr);
+  set_gradients(x, gradients);
+  return lay_out_workspace<Q, K>(x, nullptr);
 }
 
 template <class Q, class K>
-BackwardProblem describe_backward(const Problem& p, const Gradients& gradients) {
+BackwardProblem make_backward_problem(const Problem& p, const Gradients& gradients) {
   BackwardProblem x;
-  static_cast<PrefillProblem&>(x) = describe_call(p);
-  take_gradients(x, gradients);
-  lay_out<Q, K>(x, gradients.workspace);
+  static_cast<PrefillProblem&>(x) = make_prefill_problem(p);
+  set_gradients(x, gradients);
+  lay_out_workspace<Q, K>(x, gradients.workspace);
   const int64_t row = p.D, head = x.rows * row, batch_row = p.H * head;
   x.dout_rows = map_rows(p, x.dout, p.B, p.L);
-  x.content_rows = map_rows(p, {x.content, batch_row, head, row}, p.B, x.rows);
-  x.position_rows = map_rows(p, {x.position, batch_row, head, row}, p.B, x.rows);
+  x.q_content_rows = map_rows(p, {x.q_content, batch_row, head, row}, p.B, x.rows);
+  x.q_position_rows = map_rows(p, {x.q_position, batch_row, head, row}, p.B, x.rows);
   x.dr_rows = map_sums(p, x.dr, x.slots ? x.slots * Q::GROUPS : 1, DR_MARGIN + p.T, Q::DR_ROWS);
   return x;
 }
@@ -81,7 +73,7 @@ BackwardProblem describe_backward(const Problem& p, const Gradients& gradients) 
 template <class Q, class K>
 void load_backward_of() {
   load_kernel(finish_kernel<typename Q::T>);
-  allow_shared(backward_queries_kernel<Q>, Q::shared), allow_shared(backward_keys_kernel<K>, K::shared);
+  allow_shared(backward_queries_kernel<Q>, Q::SHARED_BYTES), allow_shared(backward_keys_kernel<K>, K::SHARED_BYTES);
 }
 
 template <class Q, class K>
@@ -89,35 +81,36 @@ void launch_backward(const Problem& p, const Gradients& gradients, void* stream)
   const auto queries = backward_queries_kernel<Q>;
   const auto keys = backward_keys_kernel<K>;
   const auto finish = finish_kernel<typename Q::T>;
-  BackwardProblem call = describe_backward<Q, K>(p, gradients);
-  const dim3 in_turns(static_cast<unsigned>(gradients.slots), static_cast<unsigned>(p.H), 1);
+  BackwardProblem call = make_backward_problem<Q, K>(p, gradients);
+  const dim3 slot_grid(static_cast<unsigned>(gradients.slots), static_cast<unsigned>(p.H), 1);
   if (call.dr) fill_zeros(call.dr, dr_floats(call) * static_cast<int64_t>(sizeof(float)), stream);
-  const int64_t blocks = call.rows / Q::QUERIES, turns = call.slots ? blocks_of(p.B * blocks, call.slots) : 1;
-  for (call.turn = 0; call.turn < turns; ++call.turn) {
-    TXL_LAUNCH(queries, call.slots ? in_turns : grid_of(p, blocks * call.parts), Q::THREADS, Q::shared, stream, call);
+  const int64_t blocks = call.rows / Q::QUERIES, launches = call.slots ? blocks_of(p.B * blocks, call.slots) : 1;
+  for (call.launch_index = 0; call.launch_index < launches; ++call.launch_index) {
+    TXL_LAUNCH(queries, call.slots ? slot_grid : grid_of(p, blocks * call.parts), Q::THREADS, Q::SHARED_BYTES, stream,
+               call);
     check_launch();
   }
-  TXL_LAUNCH(keys, grid_of(p, key_blocks<Q, K>(p)), K::THREADS, K::shared, stream, call);
+  TXL_LAUNCH(keys, grid_of(p, key_blocks<Q, K>(p)), K::THREADS, K::SHARED_BYTES, stream, call);
   check_launch();
   call.r_blocks = call.dr_out.data ? Finish::blocks(p.T * p.D) : 0;
   call.q_blocks = call.dq_parts ? Finish::blocks(p.B * p.L * p.D) : 0;
-  const int64_t ends = call.r_blocks + call.q_blocks + (call.k_sums ? p.D / Finish::COLUMNS : 0);
-  if (!ends) return;
-  const dim3 all(static_cast<unsigned>(ends), static_cast<unsigned>(p.H), 1);
-  TXL_LAUNCH(finish, all, THREADS, sizeof(float) * 2 * THREADS, stream, call);
+  const int64_t finish_blocks = call.r_blocks + call.q_blocks + (call.k_sums ? p.D / Finish::COLUMNS : 0);
+  if (!finish_blocks) return;
+  const dim3 finish_grid(static_cast<unsigned>(finish_blocks), static_cast<unsigned>(p.H), 1);
+  TXL_LAUNCH(finish, finish_grid, THREADS, sizeof(float) * 2 * THREADS, stream, call);
   check_launch();
 }
 
 template <class T>
 void load_backward_as(const Problem& p) {
-  if (p.D <= 64) return load_backward_of<QueriesNarrow<T>, KeysNarrow<T>>();
-  return load_backward_of<QueriesWide<T>, KeysWide<T>>();
+  if (p.D <= 64) return load_backward_of<Queries64<T>, Keys64<T>>();
+  return load_backward_of<Queries128<T>, Keys128<T>>();
 }
 
 template <class T>
 void backward_as(const Problem& p, const Gradients& gradients, void* stream) {
-  if (p.D <= 64) return launch_backward<QueriesNarrow<T>, KeysNarrow<T>>(p, gradients, stream);
-  return launch_backward<QueriesWide<T>, KeysWide<T>>(p, gradients, stream);
+  if (p.D <= 64) return launch_backward<Queries64<T>, Keys64<T>>(p, gradients, stream);
+  return launch_backward<Queries128<T>, Keys128<T>>(p, gradients, stream);
 }
 
 }  // namespace txl_cuda

@@ -11,16 +11,17 @@ struct alignas(8) Stats {
 };
 
 // The tensors of gradients: null for one that is not wanted. The rest is workspace; rows of a batch row are padded
-// to a multiple of 128.
+// to a multiple of QueriesShape::QUERIES.
 struct BackwardProblem : PrefillProblem {
   View dout;
   const float* dlse = nullptr;      // [B, H, L] contiguous, or null
   View dq, dk, dv, dk_mem, dv_mem;  // as q, k, v and the memory
   float* dr = nullptr;              // [slots, groups, H, DR_MARGIN + T, D], zero before; slots 0: no first two axes;
                                     // null: dr_out is not wanted
-  // For the same bits at every run: launch `turn` has blocks slots * turn .. of all batch rows' queries, each
-  // with a table of its own for each of its warpgroups, so that each element takes one addition a launch.
-  int64_t slots = 0, turn = 0;
+  // Deterministic sums of dr: a launch has `slots` blocks of a head, launch n the blocks slots * n .. of all batch
+  // rows' queries. Each warpgroup of each slot has a table of its own, so that each element takes one addition a
+  // launch. slots 0: one launch of all blocks, which add to one table in any order.
+  int64_t slots = 0, launch_index = 0;
   // [B, H, parts, D]: sums of dq by the warps of its blocks, and of its content part by those of keys;
   // null: du and dw are not wanted.
   float *q_sums = nullptr, *k_sums = nullptr;
@@ -28,13 +29,13 @@ struct BackwardProblem : PrefillProblem {
   float* dq_parts = nullptr;  // [parts, B, H, rows, D], where the keys of a block of queries are split
   // For finish_kernel: the number of tables of dr, its outputs, its blocks of r and of queries.
   int64_t tables = 1, r_blocks = 0, q_blocks = 0;
-  View dr_out, du, dw;                           // [H, T, D], [H, D]
-  void *content = nullptr, *position = nullptr;  // [B, H, rows, D]: q + u, q + w, scaled
-  Stats* stats = nullptr;                        // [B, H, rows]
-  int64_t workspace_bytes = 0;                   // from content on, without dr, which comes last
-  int64_t rows = 0;                              // L, padded
-  RowsMap dout_rows, content_rows, position_rows;
-  TensorMap dr_rows;  // dr, in boxes of 64 rows (QueriesShape::DR_ROWS) and 32 columns
+  View dr_out, du, dw;                               // [H, T, D], [H, D]
+  void *q_content = nullptr, *q_position = nullptr;  // [B, H, rows, D]: q + u, q + w, scaled
+  Stats* stats = nullptr;                            // [B, H, rows]
+  int64_t workspace_bytes = 0;                       // from q_content on, without dr, which comes last
+  int64_t rows = 0;                                  // L, padded
+  RowsMap dout_rows, q_content_rows, q_position_rows;
+  TensorMap dr_rows;  // dr, in boxes of QueriesShape::DR_ROWS rows and 32 columns
 };
 
 }  // namespace txl_cuda

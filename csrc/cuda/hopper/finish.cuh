@@ -1,20 +1,20 @@
-// Ends backward: what blocks left in float32 becomes gradients, added up in one order. Blocks of 128
-// threads, first of r's rows, then of queries where their keys were split, then of 8 columns of the
-// biases' gradients: that of w is the sum of dq less its content part, that of u the content part.
+// Ends backward: sums what the blocks left in float32, in one order, and rounds it to gradients. Blocks of 128 threads:
+// the first for dr, the next for dq where keys were split, the last for 8 columns each of the biases' gradients. The
+// gradient of u is the content part of the sum of dq, that of w the rest.
 #pragma once
 #include "backward_problem.h"
-#include "queries.cuh"
+#include "fragments.cuh"
 
 namespace txl_cuda {
 
 struct Finish {
-  static constexpr int ELEMENTS = 4 * THREADS * 4;  // of a block, by four
-  static constexpr int COLUMNS = 8, GROUPS = THREADS / COLUMNS;
+  static constexpr int ELEMENTS = 4 * THREADS * 4;               // of dr or dq of a block, four at a time
+  static constexpr int COLUMNS = 8, SLICES = THREADS / COLUMNS;  // of a bias: columns, threads that share one
 
   static int64_t blocks(int64_t elements) { return (elements + ELEMENTS - 1) / ELEMENTS; }
 };
 
-// Four elements: sums of `count` tables `step` apart, to 16 bits.
+// Writes four elements in 16 bits: sums over `count` tables, `step` floats apart.
 template <class T>
 TXL_DEVICE void finish_four(const float* from, int64_t count, int64_t step, T* to) {
   Float4 sum = load_float4(from);
@@ -30,7 +30,7 @@ TXL_DEVICE void finish_four(const float* from, int64_t count, int64_t step, T* t
 template <class T>
 TXL_HOPPER_KERNEL(THREADS)
 void finish_kernel(const TXL_CONSTANT BackwardProblem p) {
-  TXL_SHARED(shared);  // [2][GROUPS][COLUMNS]
+  TXL_SHARED(shared);  // [2][SLICES][COLUMNS]
   const int h = block_y(), D = static_cast<int>(p.D);
   int64_t block = block_x();
   if (block < p.r_blocks) {
@@ -55,17 +55,17 @@ void finish_kernel(const TXL_CONSTANT BackwardProblem p) {
   }
   block -= p.q_blocks;
   const int column = static_cast<int>(block) * Finish::COLUMNS + thread() % Finish::COLUMNS;
-  const int group = thread() / Finish::COLUMNS;
+  const int slice = thread() / Finish::COLUMNS;
   const auto sum_of = [&](const float* sums, int64_t parts) {
     float sum = 0;
     if (!sums) return sum;
     for (int64_t b = 0; b < p.B; ++b)
-      for (int64_t n = group; n < parts; n += Finish::GROUPS) sum += sums[((b * p.H + h) * parts + n) * D + column];
+      for (int64_t n = slice; n < parts; n += Finish::SLICES) sum += sums[((b * p.H + h) * parts + n) * D + column];
     return sum;
   };
   shared[thread()] = sum_of(p.q_sums, p.q_parts), shared[THREADS + thread()] = sum_of(p.k_sums, p.k_parts);
   barrier();  // plant: columns-barrier
-  if (group) return;
+  if (slice) return;
   float all = 0, content = 0;
   for (int n = thread(); n < THREADS; n += Finish::COLUMNS) all += shared[n], content += shared[THREADS + n];
   if (p.du.data) put(const_cast<T*>(row_of<T>(p.du, h, 0, 0)) + column, content);

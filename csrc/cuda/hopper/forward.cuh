@@ -1,218 +1,226 @@
-// Prefill, forward of any number of queries: a block of GROUPS x 64 queries walks its tiles of keys.
+// Prefill, forward of any number of queries: a block of queries, GROUPS warpgroups of 64, goes through its part of the
+// tiles of keys.
 #pragma once
 #include "../merge.cuh"
+#include "fragments.cuh"
 #include "query_block.cuh"
-#include "skew.cuh"
 #include "softmax.cuh"
 
 namespace txl_cuda {
 
+// The second producer warp: clears rows of v that no query of the block sees.
 template <class S>
-TXL_DEVICE void clear_values(const QueryBlock<S>& block) {
-  PipelineState<S::V_STAGES> at;
+TXL_DEVICE void prepare_values(const QueryBlock<S>& block) {
+  PipelineState<S::V_STAGES> state;
   TXL_ROLLED
-  for (int t = 0; t < block.tiles; ++t) clear_next<S>(block.v, at, block.address(S::v), block.seen_keys(t));
+  for (int t = 0; t < block.tiles; ++t) prepare_next<S>(block.v, state, block.address(S::v), block.visible_keys(t));
 }
 
-// One warpgroup's queries.
+// A consumer warpgroup: 64 queries.
 template <class S>
-class ForwardGroup {
+class ForwardConsumer {
  public:
   using T = typename S::T;
 
-  TXL_DEVICE explicit ForwardGroup(const QueryBlock<S>& block)
+  TXL_DEVICE explicit ForwardConsumer(const QueryBlock<S>& block)
       : block_(block),
-        group_(broadcast_first_lane(thread() / GROUP)),
-        warp_(broadcast_first_lane(thread() % GROUP / WARP)),
+        warpgroup_(broadcast_first_lane(thread() / WARPGROUP)),
+        warp_(broadcast_first_lane(thread() % WARPGROUP / WARP)),
         k_(block.k.full(), block.k.empty()),
-        v_(block.v.clear(), block.v.empty()),
+        v_(block.v.prepared(), block.v.empty()),
         r_(block.r.full(), block.r.empty()),
-        skew_(block.address(0), S::ring + (group_ * WARPS_A_GROUP + warp_) * RING, warp_) {}
+        skew_(block.address(0), S::skew + (warpgroup_ * WARPGROUP_WARPS + warp_) * Skew::BYTES, warp_) {}
 
   TXL_DEVICE void run() {
-    const PrefillProblem& p = block_.p;
-    const int first = block_.first + group_ * SIDE, row = own_row(warp_);
-    const Tiles own = block_.tiles_of_group(group_);
+    const int first_query = block_.first_query + warpgroup_ * SIDE, row = accumulator_row(warp_);
+    const TileRange range = block_.tiles_of_warpgroup(warpgroup_);
     int low[2], high[2];
     TXL_UNROLL
     for (int h = 0; h < 2; ++h) {
-      low[h] = block_.seen[group_ * SIDE + row + 8 * h] - block_.tile * SIDE;
-      high[h] = block_.seen[S::QUERIES + group_ * SIDE + row + 8 * h] - block_.tile * SIDE;
+      low[h] = block_.key_low(warpgroup_ * SIDE + row + 8 * h, 0);
+      high[h] = block_.key_high(warpgroup_ * SIDE + row + 8 * h, 0);
     }
-    Softmax softmax(p, block_.bh(), first + row, low, high);
+    Softmax softmax(block_.p, block_.bh(), first_query + row, low, high);
 
-    float values[S::WIDTH / 2] = {};
-    if (block_.tiles) run_tiles(own, softmax, values);  // plant: block-without-tiles
-    write(softmax, values, first + row);
+    float acc_o[S::WIDTH / 2] = {};
+    if (block_.tiles) consume_tiles(range, softmax, acc_o);  // plant: block-without-tiles
+    epilogue(softmax, acc_o, first_query + row);
   }
 
  private:
-  // Walks the group's own of the block's tiles and releases the others unused.
-  TXL_DEVICE void run_tiles(const Tiles& own, Softmax& softmax, float (&values)[S::WIDTH / 2]) {
+  // Uses the tiles of `range`, and releases the others of the block unused. Tile j of r is the new one at tile
+  // j + warpgroup_ of the keys.
+  TXL_DEVICE void consume_tiles(const TileRange& range, Softmax& softmax, float (&acc_o)[S::WIDTH / 2]) {
     int t = 0;
-    for (int j = -S::GROUPS; j < -1 - group_; ++j) r_.skip();
+    for (int j = -S::GROUPS; j < -1 - warpgroup_; ++j) r_.skip();
     TXL_ROLLED
-    for (; t < own.from; ++t) k_.skip(), r_.skip(), v_.skip();
-    if (own.from < own.to) {
-      load_own();
+    for (; t < range.begin; ++t) k_.skip(), r_.skip(), v_.skip();
+    if (range.begin < range.end) {
+      load_q();
       if constexpr (S::INTERLEAVED) {
-        walk_interleaved(own, softmax, values);
+        mainloop_interleaved(range, softmax, acc_o);
       } else {
-        walk(own, softmax, values);
+        mainloop(range, softmax, acc_o);
       }
-      t = own.to;
+      t = range.end;
     }
-    // The rest of r's tiles, up to number `tiles`: those before were skipped or used up to t - group.
-    int j = own.from < own.to ? own.to + 1 - group_ : t - 1 - group_;
+    // The rest of r's tiles, up to number `tiles`: those before were skipped, or used up to t - warpgroup_.
+    int j = range.begin < range.end ? range.end + 1 - warpgroup_ : t - 1 - warpgroup_;
     TXL_ROLLED
     for (; t < block_.tiles; ++t, ++j) k_.skip(), r_.skip(), v_.skip();
     TXL_ROLLED
     for (; j <= block_.tiles; ++j) r_.skip();
   }
 
-  TXL_DEVICE void load_own() {
-    const PrefillProblem& p = block_.p;
-    const int first = block_.first + group_ * SIDE;
-    uint32_t position[S::WIDTH / 4];
-    load_queries<T, S::WIDTH>(p, block_.b, block_.h, first, position, content_);
-    store_factor<S::WIDTH>(position, position_at());
-    fence_view_async_shared();  // plant: position-fence
-    sync_warpgroup(group_);     // plant: position-barrier
+  // Loads q + u to registers and q + w to shared memory.
+  TXL_DEVICE void load_q() {
+    uint32_t q_position[S::WIDTH / 4];
+    load_queries<T, S::WIDTH>(block_.p, block_.b, block_.h, block_.first_query + warpgroup_ * SIDE, q_position,
+                              q_content_);
+    store_operand<S::WIDTH>(q_position, q_position_address());
+    fence_view_async_shared();   // plant: position-fence
+    sync_warpgroup(warpgroup_);  // plant: position-barrier
   }
-  TXL_DEVICE uint32_t position_at() const { return block_.address(S::position + group_ * S::BYTES); }
+  TXL_DEVICE uint32_t q_position_address() const { return block_.address(S::q_position + warpgroup_ * S::TILE_BYTES); }
 
-  TXL_DEVICE void issue_positions(float (&block)[32]) {
-    const uint32_t r = block_.address(S::r + r_.consumer_wait() * S::BYTES);
-    multiply<T, S::WIDTH, Rows::own, Rows::own, false>(block, position_at(), r);
+  // unskewed = (q + w) r^T, of the next tile of r.
+  TXL_DEVICE void issue_qr(float (&unskewed)[32]) {
+    const uint32_t r = block_.address(S::r + r_.consumer_wait() * S::TILE_BYTES);
+    gemm_ss<T, S::WIDTH, Major::K, Major::K, ScaleOut::Zero>(unskewed, q_position_address(), r);
   }
-  TXL_DEVICE void issue_content(float (&scores)[32]) {
-    multiply<T, Rows::own, true>(scores, content_, block_.address(S::k + k_.consumer_wait() * S::BYTES));
+  // scores += (q + u) k^T, of the next tile of k.
+  TXL_DEVICE void issue_qk(float (&scores)[32]) {
+    const uint32_t k = block_.address(S::k + k_.consumer_wait() * S::TILE_BYTES);
+    gemm_rs<T, Major::K, ScaleOut::One>(scores, q_content_, k);
   }
-  // Tile t's new block goes to the ring, its scores come from there.
-  TXL_DEVICE void skew(const float (&block)[32], float (&scores)[32], int t) {
-    skew_.put(block, t);
-    sync_warp();           // plant: skew-warp-barrier
-    skew_.get(scores, t);  // releasing a stage orders this before what the next tile puts there
+  // acc_o += P v, of the next tile of v.
+  TXL_DEVICE void issue_pv(float (&acc_o)[S::WIDTH / 2], const uint32_t (&p)[16]) {
+    const uint32_t v = block_.address(S::v + v_.consumer_wait() * S::TILE_BYTES);
+    gemm_rs<T, Major::MN, ScaleOut::One>(acc_o, p, v);
+  }
+  // Stores the product that came with tile t, and loads the tile's position scores.
+  TXL_DEVICE void skew(const float (&unskewed)[32], float (&scores)[32], int t) {
+    skew_.store(unskewed, t);
+    sync_warp();            // plant: skew-warp-barrier
+    skew_.load(scores, t);  // releasing a stage orders this before what the next tile stores there
   }
 
-  // The first tile's scores are issued, and the block of the tile after.
-  TXL_DEVICE void begin(const Tiles& own, float (&block)[32], float (&scores)[32]) {
-    // Both blocks of the first tile.
-    issue_positions(block);
+  // Computes the position scores of the first tile from both of its tiles of r, and issues its content scores and the
+  // product with the tile of r after.
+  TXL_DEVICE void prologue(const TileRange& range, float (&unskewed)[32], float (&scores)[32]) {
+    issue_qr(unskewed);
     warpgroup_wait<0>();
-    fence_operand(block);
+    fence_operand(unskewed);
     r_.consumer_release();
-    skew_.put(block, own.from - 1);
-    issue_positions(block);
+    skew_.store(unskewed, range.begin - 1);
+    issue_qr(unskewed);
     warpgroup_wait<0>();
-    fence_operand(block);
+    fence_operand(unskewed);
     r_.consumer_release();
-    skew(block, scores, own.from);
+    skew(unskewed, scores, range.begin);
 
-    issue_content(scores);
-    issue_positions(block);  // of the tile after
+    issue_qk(scores);
+    issue_qr(unskewed);
   }
 
-  // For each tile of keys, queries scaled to base 2:
-  //   S = skew((q + w) r^T) + (q + u) k^T,  P = 2^(S - top),  values = rescale values + P v
-  TXL_DEVICE void walk(const Tiles& own, Softmax& softmax, float (&values)[S::WIDTH / 2]) {
-    float block[32], scores[32], rescale[2];
-    uint32_t weights[16];
-    begin(own, block, scores);
+  // For each tile of keys, with queries scaled to base 2:
+  //   S = skew((q + w) r^T) + (q + u) k^T,  P = 2^(S - max),  O = rescale O + P v
+  TXL_DEVICE void mainloop(const TileRange& range, Softmax& softmax, float (&acc_o)[S::WIDTH / 2]) {
+    float unskewed[32], scores[32], rescale[2];
+    uint32_t p[16];
+    prologue(range, unskewed, scores);
     warpgroup_wait<1>();
     fence_operand(scores);
     k_.consumer_release();
-    softmax.weigh(scores, own.from, block_.first_key(0), rescale);
-    pack_weights<T>(scores, weights);
+    softmax.update(scores, range.begin, block_.first_key(0), rescale);
+    pack_operand<T>(scores, p);
     warpgroup_wait<0>();
-    fence_operand(block);
+    fence_operand(unskewed);
     r_.consumer_release();
 
     TXL_ROLLED
-    for (int t = own.from + 1; t < own.to; ++t) {
-      issue_values(values, weights);  // of the tile before, while this one's scores are skewed
-      skew(block, scores, t);
-      issue_content(scores);
-      issue_positions(block);
+    for (int t = range.begin + 1; t < range.end; ++t) {
+      issue_pv(acc_o, p);  // of tile t - 1, while the scores of tile t are skewed
+      skew(unskewed, scores, t);
+      issue_qk(scores);
+      issue_qr(unskewed);   // for tile t + 1
       warpgroup_wait<1>();  // plant: scores-wait
-      fence_operand(values);
+      fence_operand(acc_o);
       fence_operand(scores);
       v_.consumer_release();
       k_.consumer_release();
-      softmax.weigh(scores, t, block_.first_key(0), rescale);
-      pack_weights<T>(scores, weights);
-      rescale_values(values, rescale);
+      softmax.update(scores, t, block_.first_key(0), rescale);
+      pack_operand<T>(scores, p);
+      rescale_o(acc_o, rescale);
       warpgroup_wait<0>();
-      fence_operand(block);
+      fence_operand(unskewed);
       r_.consumer_release();
     }
-    issue_values(values, weights);
+    issue_pv(acc_o, p);
     warpgroup_wait<0>();  // plant: values-wait
-    fence_operand(values);
+    fence_operand(acc_o);
     v_.consumer_release();
   }
 
-  // The same sums. At tile t its scores and the block of tile t + 1 are there, and the values of tile t - 1 are under
-  // way: the block goes to the ring among tile t's exponentials.
-  TXL_DEVICE void walk_interleaved(const Tiles& own, Softmax& softmax, float (&values)[S::WIDTH / 2]) {
-    float block[32], scores[32], next[32], rescale[2];
-    uint32_t weights[16];
-    begin(own, block, scores);
+  // The same sums. When step t begins, the scores of tile t and the unskewed product for tile t + 1 are in registers,
+  // and P v of tile t - 1 is in flight: the product is stored to the ring buffer among the exponentials of tile t.
+  TXL_DEVICE void mainloop_interleaved(const TileRange& range, Softmax& softmax, float (&acc_o)[S::WIDTH / 2]) {
+    float unskewed[32], scores[32], next_scores[32], rescale[2];
+    uint32_t p[16];
+    prologue(range, unskewed, scores);
     warpgroup_wait<0>();
     fence_operand(scores);
-    fence_operand(block);
+    fence_operand(unskewed);
     k_.consumer_release();
     r_.consumer_release();
 
     TXL_ROLLED
-    for (int t = own.from; t + 1 < own.to; ++t) {
-      softmax.weigh(scores, t, block_.first_key(0), rescale, [&] { skew_.put(block, t + 1); });
-      sync_warp();             // plant: interleaved-warp-barrier
-      skew_.get(next, t + 1);  // releasing a stage orders this before what the next tile puts there
+    for (int t = range.begin; t + 1 < range.end; ++t) {
+      softmax.update(scores, t, block_.first_key(0), rescale, [&] { skew_.store(unskewed, t + 1); });
+      sync_warp();                     // plant: interleaved-warp-barrier
+      skew_.load(next_scores, t + 1);  // releasing a stage orders this before what the next tile stores there
       warpgroup_wait<0>();
-      fence_operand(values);
-      if (t > own.from) v_.consumer_release();
-      pack_weights<T>(scores, weights);
-      rescale_values(values, rescale);
-      issue_content(next);
-      issue_positions(block);  // of tile t + 2
-      issue_values(values, weights);
+      fence_operand(acc_o);
+      if (t > range.begin) v_.consumer_release();
+      pack_operand<T>(scores, p);
+      rescale_o(acc_o, rescale);
+      issue_qk(next_scores);
+      issue_qr(unskewed);  // for tile t + 2
+      issue_pv(acc_o, p);
       warpgroup_wait<1>();  // plant: interleaved-scores-wait
-      fence_operand(next);
-      fence_operand(block);
+      fence_operand(next_scores);
+      fence_operand(unskewed);
       k_.consumer_release();
       r_.consumer_release();
       TXL_UNROLL
-      for (int n = 0; n < 32; ++n) scores[n] = next[n];
+      for (int n = 0; n < 32; ++n) scores[n] = next_scores[n];
     }
-    softmax.weigh(scores, own.to - 1, block_.first_key(0), rescale);
+    softmax.update(scores, range.end - 1, block_.first_key(0), rescale);
     warpgroup_wait<0>();
-    fence_operand(values);
-    if (own.to - 1 > own.from) v_.consumer_release();
-    pack_weights<T>(scores, weights);
-    rescale_values(values, rescale);
-    issue_values(values, weights);
+    fence_operand(acc_o);
+    if (range.end - 1 > range.begin) v_.consumer_release();
+    pack_operand<T>(scores, p);
+    rescale_o(acc_o, rescale);
+    issue_pv(acc_o, p);
     warpgroup_wait<0>();
-    fence_operand(values);
+    fence_operand(acc_o);
     v_.consumer_release();
   }
 
-  static TXL_DEVICE void rescale_values(float (&values)[S::WIDTH / 2], const float (&rescale)[2]) {
+  static TXL_DEVICE void rescale_o(float (&acc_o)[S::WIDTH / 2], const float (&rescale)[2]) {
     if (all_of_warp(rescale[0] == 1 && rescale[1] == 1)) return;  // mostly the largest score stays what it was
     TXL_UNROLL
-    for (int n = 0; n < S::WIDTH / 2; ++n) values[n] *= rescale[n / 2 % 2];
-  }
-  TXL_DEVICE void issue_values(float (&values)[S::WIDTH / 2], const uint32_t (&weights)[16]) {
-    multiply<T, Rows::depth, true>(values, weights, block_.address(S::v + v_.consumer_wait() * S::BYTES));
+    for (int n = 0; n < S::WIDTH / 2; ++n) acc_o[n] *= rescale[n / 2 % 2];
   }
 
-  // query: of this thread's first row. A part leaves its weighted sums as part_kernel does.
-  TXL_DEVICE void write(const Softmax& softmax, const float (&values)[S::WIDTH / 2], int query) const {
+  // Writes out and lse; where keys are split, the weighted sums and their maximum and sum, for merge_kernel. query: of
+  // this thread's first row.
+  TXL_DEVICE void epilogue(const Softmax& softmax, const float (&acc_o)[S::WIDTH / 2], int query) const {
     const PrefillProblem& p = block_.p;
-    const int D = static_cast<int>(p.D), column = own_column();
+    const int D = static_cast<int>(p.D), first_column = accumulator_column();
     TXL_UNROLL
     for (int h = 0; h < 2; ++h) {
-      const float sum = softmax.sum(h), top = softmax.top(h), each = 1 / sum;
+      const float sum = softmax.sum(h), max = softmax.max(h), inverse_sum = 1 / sum;
       const int i = query + 8 * h;
       if (i >= p.L) continue;
       const int64_t x = block_.bh() * p.L + i;
@@ -221,32 +229,33 @@ class ForwardGroup {
       float* const partial = p.partial + (x * p.parts + block_.part) * p.D;
       TXL_UNROLL
       for (int n = 2 * h; n < S::WIDTH / 2; n += 4) {
-        const int at = n / 4 * 8 + column;
-        if (at >= D) continue;
+        const int column = n / 4 * 8 + first_column;
+        if (column >= D) continue;
         if (p.parts > 1) {
-          partial[at] = values[n], partial[at + 1] = values[n + 1];
+          partial[column] = acc_o[n], partial[column + 1] = acc_o[n + 1];
         } else {
-          const float one = sum == 0 ? empty : values[n] * each, two = sum == 0 ? empty : values[n + 1] * each;
-          *reinterpret_cast<uint32_t*>(out + at) = pack(T(), one, two);
+          const float low = sum == 0 ? empty : acc_o[n] * inverse_sum;
+          const float high = sum == 0 ? empty : acc_o[n + 1] * inverse_sum;
+          *reinterpret_cast<uint32_t*>(out + column) = pack(T(), low, high);
         }
       }
       if (thread() % 4) continue;
       if (p.parts > 1) {
         float* const sums = part_sums(p, x, block_.part);
-        sums[0] = top, sums[1] = sum;
+        sums[0] = max, sums[1] = sum;
       } else if (p.lse) {
-        p.lse[x] = log_sum_exp(p, block_.b, i, top, sum);
+        p.lse[x] = log_sum_exp(p, block_.b, i, max, sum);
       }
     }
   }
 
   const QueryBlock<S>& block_;
-  int group_, warp_;
+  int warpgroup_, warp_;
   Consumer<S::STAGES> k_;
   Consumer<S::V_STAGES> v_;
   Consumer<S::R_STAGES> r_;
   Skew skew_;
-  uint32_t content_[S::WIDTH / 4];
+  uint32_t q_content_[S::WIDTH / 4];  // q + u
 };
 
 template <class S>
@@ -254,14 +263,14 @@ TXL_HOPPER_KERNEL(S::THREADS)
 void forward_kernel(const TXL_CONSTANT PrefillProblem p) {
   TXL_SHARED_TILES(tiles);
   const QueryBlock<S> block(p, tiles, block_z(), block_x());
-  if (thread() >= S::GROUPS * GROUP) {
+  if (thread() >= S::GROUPS * WARPGROUP) {
     warpgroup_reg_dealloc<S::PRODUCER_REGISTERS>();
-    const int warp = broadcast_first_lane(thread() / WARP) - S::GROUPS * WARPS_A_GROUP;
+    const int warp = broadcast_first_lane(thread() / WARP) - S::GROUPS * WARPGROUP_WARPS;
     if (warp == 0 && thread() % WARP == 0 && block.tiles) load_tiles(block);
-    if (warp == 1) clear_values(block);
+    if (warp == 1) prepare_values(block);
   } else {
     warpgroup_reg_alloc<S::CONSUMER_REGISTERS>();
-    ForwardGroup<S>(block).run();
+    ForwardConsumer<S>(block).run();
   }
 }
 

@@ -1,5 +1,8 @@
 // Hopper's instructions besides wgmma, by the names that CUTLASS gives them: mbarriers, TMA loads and reductions,
 // fences, setmaxnreg. Host code gets the tests' emulation.
+//
+// A comment `// plant: NAME` in these files marks the line that a planted fault of tests/support/planted_faults.py
+// changes.
 #pragma once
 #include "../simt.h"
 
@@ -14,7 +17,7 @@ using Barrier = uint64_t;       // an mbarrier, in shared memory
 
 TXL_DEVICE uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
-// A phase of the barrier ends with so many arrivals and all bytes that were announced.
+// A phase of the barrier ends when so many threads have arrived and all bytes that it expects have.
 TXL_DEVICE void barrier_init(Barrier* b, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals) : "memory");
 }
@@ -28,7 +31,7 @@ TXL_DEVICE void barrier_arrive_and_expect_tx(Barrier* b, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
                : "memory");
 }
-// Until the phase of this parity has ended. With TXL_CLOCK_LIMIT, for tests, a wait of that many clocks
+// Waits until the phase of this parity has ended. With TXL_CLOCK_LIMIT, for tests, a wait of that many clocks
 // stops the launch, where a wrong phase would let it hang for ever.
 TXL_DEVICE void barrier_wait(Barrier* b, int parity) {
 #ifdef TXL_CLOCK_LIMIT
@@ -75,7 +78,7 @@ TXL_DEVICE void tma_reduce_add_box(const TensorMap& to, const void* from, int x,
 }
 // Makes what this thread has started since the last call a group.
 TXL_DEVICE void tma_store_arrive() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until this thread's groups have read shared memory, which may be written then.
+// Waits until this thread's groups have read shared memory, which may be written then.
 TXL_DEVICE void tma_store_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 // Prefetches a tensor map before the first load that uses it.
 TXL_DEVICE void prefetch_tma_descriptor(const TensorMap& map) {
@@ -86,7 +89,7 @@ TXL_DEVICE void prefetch_tma_descriptor(const TensorMap& map) {
 TXL_DEVICE void fence_view_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 TXL_DEVICE void sync_warp() { __syncwarp(); }
-// Barrier WHICH (1 to 15) of so many threads.
+// Waits at barrier WHICH (1 to 15) until THREADS threads have.
 template <int WHICH, int THREADS>
 TXL_DEVICE void named_barrier_sync() {
   asm volatile("bar.sync %0, %1;" ::"n"(WHICH), "n"(THREADS) : "memory");
@@ -98,7 +101,7 @@ TXL_DEVICE int max_of_warp(int x) { return __reduce_max_sync(0xFFFFFFFFu, x); }
 // Broadcasts the value of lane 0, so that the compiler knows it to be uniform.
 TXL_DEVICE int broadcast_first_lane(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 
-// Registers of each thread of this warpgroup from here on.
+// Sets the number of registers of each thread of this warpgroup to N, fewer or more than before.
 template <int N>
 TXL_DEVICE void warpgroup_reg_dealloc() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
@@ -108,51 +111,51 @@ TXL_DEVICE void warpgroup_reg_alloc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// Words of shared memory by their address, without a generic pointer; MORE bytes on.
-template <int MORE = 0>
-TXL_DEVICE void put_shared(uint32_t at, float x) {
-  asm volatile("st.shared.f32 [%0+%2], %1;" ::"r"(at), "f"(x), "n"(MORE) : "memory");
+// Words of shared memory by their address plus OFFSET bytes, without a generic pointer.
+template <int OFFSET = 0>
+TXL_DEVICE void store_shared(uint32_t address, float x) {
+  asm volatile("st.shared.f32 [%0+%2], %1;" ::"r"(address), "f"(x), "n"(OFFSET) : "memory");
 }
-template <int MORE = 0>
-TXL_DEVICE void put_shared(uint32_t at, uint32_t x) {
-  asm volatile("st.shared.b32 [%0+%2], %1;" ::"r"(at), "r"(x), "n"(MORE) : "memory");
+template <int OFFSET = 0>
+TXL_DEVICE void store_shared(uint32_t address, uint32_t x) {
+  asm volatile("st.shared.b32 [%0+%2], %1;" ::"r"(address), "r"(x), "n"(OFFSET) : "memory");
 }
-template <int MORE = 0>
-TXL_DEVICE float get_shared(uint32_t at) {
+template <int OFFSET = 0>
+TXL_DEVICE float load_shared(uint32_t address) {
   float x;
-  asm volatile("ld.shared.f32 %0, [%1+%2];" : "=f"(x) : "r"(at), "n"(MORE) : "memory");
+  asm volatile("ld.shared.f32 %0, [%1+%2];" : "=f"(x) : "r"(address), "n"(OFFSET) : "memory");
   return x;
 }
 
 // Two neighbouring words, at a multiple of 8 bytes.
-template <int MORE = 0>
-TXL_DEVICE void put_shared_pair(uint32_t at, float x, float y) {
-  asm volatile("st.shared.v2.f32 [%0+%3], {%1, %2};" ::"r"(at), "f"(x), "f"(y), "n"(MORE) : "memory");
+template <int OFFSET = 0>
+TXL_DEVICE void store_shared_pair(uint32_t address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0+%3], {%1, %2};" ::"r"(address), "f"(x), "f"(y), "n"(OFFSET) : "memory");
 }
-template <int MORE = 0>
-TXL_DEVICE void get_shared_pair(uint32_t at, float& x, float& y) {
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2+%3];" : "=f"(x), "=f"(y) : "r"(at), "n"(MORE) : "memory");
+template <int OFFSET = 0>
+TXL_DEVICE void load_shared_pair(uint32_t address, float& x, float& y) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2+%3];" : "=f"(x), "=f"(y) : "r"(address), "n"(OFFSET) : "memory");
 }
-// The lower or upper half of a word.
-template <int MORE>
-TXL_DEVICE void put_low(uint32_t at, uint32_t x) {
-  asm volatile("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nst.shared.b16 [%0+%2], low;\n}" ::"r"(at), "r"(x),
-               "n"(MORE)
+// Stores the lower or upper half of a word.
+template <int OFFSET>
+TXL_DEVICE void store_shared_low(uint32_t address, uint32_t x) {
+  asm volatile("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nst.shared.b16 [%0+%2], low;\n}" ::"r"(address),
+               "r"(x), "n"(OFFSET)
                : "memory");
 }
-template <int MORE>
-TXL_DEVICE void put_high(uint32_t at, uint32_t x) {
-  asm volatile("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nst.shared.b16 [%0+%2], high;\n}" ::"r"(at), "r"(x),
-               "n"(MORE)
+template <int OFFSET>
+TXL_DEVICE void store_shared_high(uint32_t address, uint32_t x) {
+  asm volatile("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %1;\nst.shared.b16 [%0+%2], high;\n}" ::"r"(address),
+               "r"(x), "n"(OFFSET)
                : "memory");
 }
-// A word of global memory that the launch does not write; 0 where it is not there. No branch: other
-// loads may be on their way.
-TXL_DEVICE uint32_t load_word(const void* from, bool is_there) {
+// Loads a word of global memory that the launch does not write; 0 if it does not exist. There is no branch, so other
+// loads can be in flight.
+TXL_DEVICE uint32_t load_word(const void* from, bool exists) {
   uint32_t x;
   asm volatile("{\n.reg .pred there;\nsetp.ne.b32 there, %2, 0;\nmov.b32 %0, 0;\n@there ld.global.nc.b32 %0, [%1];\n}"
                : "=r"(x)
-               : "l"(from), "r"(static_cast<int>(is_there)));
+               : "l"(from), "r"(static_cast<int>(exists)));
   return x;
 }
 
@@ -161,7 +164,7 @@ TXL_DEVICE float exp2_approx(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-// Two numbers rounded to 16 bits, the first in the lower half.
+// Rounds two numbers to 16 bits, the first in the lower half of the word.
 TXL_DEVICE uint32_t pack_bf16(float low, float high) {
   uint32_t x;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));

@@ -1,4 +1,4 @@
-// The Hopper kernels' instances for one element type.
+// Launches of the forward kernel for one element type.
 #pragma once
 #include "../launch.cuh"
 #include "forward.cuh"
@@ -6,12 +6,7 @@
 
 namespace txl_cuda {
 
-template <class T>
-using Narrow = ForwardShape<T, 64, 3, 3, 5, false>;
-template <class T>
-using Wide = ForwardShape<T, 128, 2, 2, 4, true>;
-
-inline PrefillProblem describe_call(const Problem& p) {
+inline PrefillProblem make_prefill_problem(const Problem& p) {
   PrefillProblem x;
   static_cast<Problem&>(x) = p;
   for (const View* view : {&p.q, &p.u, &p.w, &p.out}) require_start(*view);
@@ -40,8 +35,9 @@ inline dim3 grid_of(const Problem& p, int64_t blocks) {
 template <class S>
 void launch_prefill(const Problem& p, void* stream) {
   const auto kernel = forward_kernel<S>;
-  const PrefillProblem call = describe_call(p);
-  TXL_LAUNCH(kernel, grid_of(p, (p.L + S::QUERIES - 1) / S::QUERIES * p.parts), S::THREADS, S::shared, stream, call);
+  const PrefillProblem call = make_prefill_problem(p);
+  TXL_LAUNCH(kernel, grid_of(p, (p.L + S::QUERIES - 1) / S::QUERIES * p.parts), S::THREADS, S::SHARED_BYTES, stream,
+             call);
   check_launch();
   if (p.parts == 1) return;
   const auto merge = merge_kernel<typename S::T>;
@@ -52,15 +48,15 @@ void launch_prefill(const Problem& p, void* stream) {
 
 template <class T>
 void forward_prefill_as(const Problem& p, void* stream) {
-  if (p.D <= 64) return launch_prefill<Narrow<T>>(p, stream);
-  return launch_prefill<Wide<T>>(p, stream);
+  if (p.D <= 64) return launch_prefill<Forward64<T>>(p, stream);
+  return launch_prefill<Forward128<T>>(p, stream);
 }
 
 template <class T>
 void load_prefill_as(const Problem& p) {
   load_kernel(merge_kernel<T>);
-  if (p.D <= 64) return allow_shared(forward_kernel<Narrow<T>>, Narrow<T>::shared);
-  return allow_shared(forward_kernel<Wide<T>>, Wide<T>::shared);
+  if (p.D <= 64) return allow_shared(forward_kernel<Forward64<T>>, Forward64<T>::SHARED_BYTES);
+  return allow_shared(forward_kernel<Forward128<T>>, Forward128<T>::SHARED_BYTES);
 }
 
 }  // namespace txl_cuda

@@ -1,34 +1,38 @@
-// wgmma: products of four warps together, 64 rows, float32 sums, asynchronous.
+// wgmma: D = A B or D += A B by the four warps of a warpgroup, M = 64 rows, K in steps of 16, float32 accumulators,
+// asynchronous.
 //
-// A sum in registers, d[N / 2] of a thread: d[4 k + 2 h + e] is row 16 warp + lane / 4 + 8 h, column
-// 8 k + 2 (lane % 4) + e. A left factor in registers holds the same places, two columns a register:
+// Accumulator in registers, d[N / 2] of a thread: d[4 k + 2 h + e] is row 16 warp + lane / 4 + 8 h, column
+// 8 k + 2 (lane % 4) + e. An A operand in registers holds the same places, two columns a register:
 // a[4 s + 2 c + h] is row .. + 8 h, columns 16 s + 8 c + 2 (lane % 4) and the next.
 //
-// A factor in shared memory is a tile of 64 rows of 64 elements, 128 bytes each with the 128-byte
-// swizzle, at a multiple of 1024 bytes; columns from 64 on are another tile, TILE bytes later.
+// An operand in shared memory is one subtile or several: 64 rows of 64 elements, 128 bytes each with the 128-byte
+// swizzle, at a multiple of 1024 bytes. Columns from 64 on are in another subtile, SUBTILE_BYTES later.
 #pragma once
 #include "../element.cuh"
 #include "hardware.cuh"
 
 namespace txl_cuda {
 
-constexpr int SIDE = 64;          // rows and columns of a tile
-constexpr int ROW = 128;          // bytes of a row
-constexpr int TILE = SIDE * ROW;  // bytes of a tile
-constexpr int GROUP = 128;        // threads of a warpgroup
+constexpr int SIDE = 64;  // rows and columns of a subtile
+constexpr int ROW_BYTES = 128, SUBTILE_BYTES = SIDE * ROW_BYTES;
+constexpr int WARPGROUP = 128;  // threads
 
-// A tile as a factor: its rows are the product's own rows (left) or columns (right), or its depth.
-enum class Rows { own, depth };
+// Whether an operand [M, K] or [N, K] in shared memory is contiguous along K, or along M (A) or N (B).
+enum class Major { K, MN };
+// What happens to the accumulator: D = A B, or D = A B + D.
+enum class ScaleOut { Zero, One };
 
-// PTX's matrix descriptor: address, TILE to what lies beyond 64 elements, 1024 bytes to the next 8
-// rows, all in units of 16 bytes; swizzle of 128 bytes.
-TXL_DEVICE uint64_t describe(uint32_t tile) {
-  return uint64_t{tile >> 4 & 0x3FFF} | uint64_t{TILE / 16} << 16 | uint64_t{8 * ROW / 16} << 32 | uint64_t{1} << 62;
+// PTX's matrix descriptor of an operand: its address, the leading byte offset (to the next subtile) and the stride byte
+// offset (to the next 8 rows), all in units of 16 bytes; layout type 1, the 128-byte swizzle.
+TXL_DEVICE uint64_t make_descriptor(uint32_t operand) {
+  return uint64_t{operand >> 4 & 0x3FFF} | uint64_t{SUBTILE_BYTES / 16} << 16 | uint64_t{8 * ROW_BYTES / 16} << 32 |
+         uint64_t{1} << 62;
 }
-// To the n-th 16 of a factor's depth, in units of 16 bytes: the fifth begins the next tile.
-template <Rows ROWS>
-TXL_DEVICE constexpr uint64_t part(int n) {
-  return static_cast<uint64_t>(ROWS == Rows::own ? n / 4 * (TILE / 16) + n % 4 * (32 / 16) : n * (16 * ROW / 16));
+// What a descriptor advances by to the n-th 16 of K, in units of 16 bytes. K-major: the fifth begins the next subtile.
+template <Major MAJOR>
+TXL_DEVICE constexpr uint64_t advance_k(int n) {
+  return static_cast<uint64_t>(MAJOR == Major::K ? n / 4 * (SUBTILE_BYTES / 16) + n % 4 * (32 / 16)
+                                                 : n * (16 * ROW_BYTES / 16));
 }
 
 #ifdef __CUDACC__
@@ -42,32 +46,32 @@ TXL_DEVICE constexpr uint64_t part(int n) {
 #define TXL_NEXT_32 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// The instruction: 64 rows, N columns, 16 of the depth; adds to the sums unless `add` is 0.
-#define TXL_WGMMA(T, N, SUMS, LEFT, RIGHT, ADD, ORDERS) \
-  "{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n" \
-  "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." T "." T " {" SUMS "}, " LEFT ", " RIGHT ", add, 1, 1, " ORDERS ";\n}"
+// The instruction: M = 64, N columns, K = 16; adds to the accumulator unless scale_d is 0.
+#define TXL_WGMMA(T, N, D, A, B, SCALE_D, MAJORS) \
+  "{\n.reg .pred add;\nsetp.ne.b32 add, " SCALE_D ", 0;\n" \
+  "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." T "." T " {" D "}, " A ", " B ", add, 1, 1, " MAJORS ";\n}"
 
-// For one type of element: d (+)= a b, a in four registers or both by descriptors.
+// For one type of element: A in four registers (RS) or by its descriptor (SS), B by its descriptor.
 #define TXL_PRODUCTS(Element, T) \
-  template <Rows B> \
-  TXL_DEVICE void start(Element, float (&d)[32], const uint32_t* a, uint64_t b, int add) { \
+  template <Major B> \
+  TXL_DEVICE void wgmma(Element, float (&d)[32], const uint32_t* a, uint64_t b, int scale_d) { \
     asm volatile(TXL_WGMMA(T, "64", TXL_FIRST_32, "{%32, %33, %34, %35}", "%36", "%37", "%38") \
-                 : TXL_32(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(B == Rows::depth)); \
+                 : TXL_32(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(scale_d), "n"(B == Major::MN)); \
   } \
-  template <Rows B> \
-  TXL_DEVICE void start(Element, float (&d)[64], const uint32_t* a, uint64_t b, int add) { \
+  template <Major B> \
+  TXL_DEVICE void wgmma(Element, float (&d)[64], const uint32_t* a, uint64_t b, int scale_d) { \
     asm volatile(TXL_WGMMA(T, "128", TXL_FIRST_32 ", " TXL_NEXT_32, "{%64, %65, %66, %67}", "%68", "%69", "%70") \
-                 : TXL_64(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(B == Rows::depth)); \
+                 : TXL_64(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(scale_d), "n"(B == Major::MN)); \
   } \
-  template <Rows A, Rows B> \
-  TXL_DEVICE void start(Element, float (&d)[32], uint64_t a, uint64_t b, int add) { \
+  template <Major A, Major B> \
+  TXL_DEVICE void wgmma(Element, float (&d)[32], uint64_t a, uint64_t b, int scale_d) { \
     asm volatile(TXL_WGMMA(T, "64", TXL_FIRST_32, "%32", "%33", "%34", "%35, %36") \
-                 : TXL_32(d) : "l"(a), "l"(b), "r"(add), "n"(A == Rows::depth), "n"(B == Rows::depth)); \
+                 : TXL_32(d) : "l"(a), "l"(b), "r"(scale_d), "n"(A == Major::MN), "n"(B == Major::MN)); \
   } \
-  template <Rows A, Rows B> \
-  TXL_DEVICE void start(Element, float (&d)[64], uint64_t a, uint64_t b, int add) { \
+  template <Major A, Major B> \
+  TXL_DEVICE void wgmma(Element, float (&d)[64], uint64_t a, uint64_t b, int scale_d) { \
     asm volatile(TXL_WGMMA(T, "128", TXL_FIRST_32 ", " TXL_NEXT_32, "%64", "%65", "%66", "%67, %68") \
-                 : TXL_64(d) : "l"(a), "l"(b), "r"(add), "n"(A == Rows::depth), "n"(B == Rows::depth)); \
+                 : TXL_64(d) : "l"(a), "l"(b), "r"(scale_d), "n"(A == Major::MN), "n"(B == Major::MN)); \
   }
 TXL_PRODUCTS(Bf16, "bf16")
 TXL_PRODUCTS(F16, "f16")
@@ -88,21 +92,22 @@ TXL_DEVICE void fence_operand(const uint32_t (&a)[N]) {
 TXL_DEVICE void warpgroup_arrive() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 TXL_DEVICE void warpgroup_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-template <Rows B, bool ADD, class T, int N, int K>
-TXL_DEVICE void multiply_as(T, float (&d)[N], const uint32_t (&a)[K], uint64_t b) {
-  if (ADD) fence_operand(d);
+template <Major B, ScaleOut SCALE, class T, int N, int K>
+TXL_DEVICE void issue_rs(T, float (&d)[N], const uint32_t (&a)[K], uint64_t b) {
+  if (SCALE == ScaleOut::One) fence_operand(d);
   fence_operand(a);
   warpgroup_arrive();
   TXL_UNROLL
-  for (int n = 0; n < K / 4; ++n) start<B>(T(), d, a + 4 * n, b + part<B>(n), ADD || n > 0);
+  for (int n = 0; n < K / 4; ++n) wgmma<B>(T(), d, a + 4 * n, b + advance_k<B>(n), SCALE == ScaleOut::One || n > 0);
   warpgroup_commit();
 }
-template <int D, Rows A, Rows B, bool ADD, class T, int N>
-TXL_DEVICE void multiply_shared(T, float (&d)[N], uint64_t a, uint64_t b) {
-  if (ADD) fence_operand(d);
+template <int DEPTH, Major A, Major B, ScaleOut SCALE, class T, int N>
+TXL_DEVICE void issue_ss(T, float (&d)[N], uint64_t a, uint64_t b) {
+  if (SCALE == ScaleOut::One) fence_operand(d);
   warpgroup_arrive();
   TXL_UNROLL
-  for (int n = 0; n < D / 16; ++n) start<A, B>(T(), d, a + part<A>(n), b + part<B>(n), ADD || n > 0);
+  for (int n = 0; n < DEPTH / 16; ++n)
+    wgmma<A, B>(T(), d, a + advance_k<A>(n), b + advance_k<B>(n), SCALE == ScaleOut::One || n > 0);
   warpgroup_commit();
 }
 
@@ -119,15 +124,16 @@ namespace txl_cuda {
 
 #endif
 
-// Starts d = a b (ADD: d += a b) as a group of its own. b (and a, if it is one) is a tile's address.
-template <class T, Rows B, bool ADD, int N, int K>
-TXL_DEVICE void multiply(float (&d)[N], const uint32_t (&a)[K], uint32_t b) {
-  multiply_as<B, ADD>(T(), d, a, describe(b));
+// Issues D = A B or D += A B as a group of its own. RS: A [64, 4 K] in registers; b: address of an operand in shared
+// memory.
+template <class T, Major B, ScaleOut SCALE, int N, int K>
+TXL_DEVICE void gemm_rs(float (&d)[N], const uint32_t (&a)[K], uint32_t b) {
+  issue_rs<B, SCALE>(T(), d, a, make_descriptor(b));
 }
-// Both in shared memory, of depth D along rows, else 64.
-template <class T, int D, Rows A, Rows B, bool ADD, int N>
-TXL_DEVICE void multiply(float (&d)[N], uint32_t a, uint32_t b) {
-  multiply_shared<D, A, B, ADD>(T(), d, describe(a), describe(b));
+// SS: a and b are addresses of operands in shared memory; DEPTH: their extent along K.
+template <class T, int DEPTH, Major A, Major B, ScaleOut SCALE, int N>
+TXL_DEVICE void gemm_ss(float (&d)[N], uint32_t a, uint32_t b) {
+  issue_ss<DEPTH, A, B, SCALE>(T(), d, make_descriptor(a), make_descriptor(b));
 }
 
 }  // namespace txl_cuda

@@ -1,4 +1,4 @@
-// Tensors as TMA takes them.
+// Tensor maps: descriptions of tensors for TMA.
 #pragma once
 #include <stdexcept>
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace txl_cuda {
 
-// A tensor [n, h, rows, columns] in boxes of so many rows of 128 bytes.
+// Describes a tensor [n, h, rows, columns] in boxes of so many rows of 128 bytes.
 inline void encode(TensorMap& map, Type type, const void* data, const int64_t (&sizes)[4], const int64_t (&steps)[4],
                    int rows = SIDE) {
-  const int item = type == Type::f32 ? 4 : 2, columns = ROW / item;
+  const int item = type == Type::f32 ? 4 : 2, columns = ROW_BYTES / item;
 #ifdef __CUDACC__
   static const auto encode_tiled = [] {
     void* function = nullptr;
@@ -51,7 +51,7 @@ inline void require_start(const View& view) {
         "backend='triton' takes any");
 }
 
-// Rows of `view`, which has B batch rows (0: no such axis) and H heads. No rows: a map that is not used.
+// Describes the rows of `view`, which has B batch rows (0: no such axis) and H heads. No rows: a map that is not used.
 inline RowsMap map_rows(const Problem& p, const View& view, int64_t B, int64_t rows) {
   RowsMap map;
   if (!rows) return map;
@@ -70,7 +70,8 @@ inline RowsMap map_rows(const Problem& p, const View& view, int64_t B, int64_t r
   return map;
 }
 
-// Float32 sums [tables, H, rows, D], contiguous, in boxes of `box` rows. Without data: a map that is not used.
+// Describes float32 sums [tables, H, rows, D], contiguous, in boxes of `box` rows. Without data: a map that is not
+// used.
 inline TensorMap map_sums(const Problem& p, const float* data, int64_t tables, int64_t rows, int box) {
   TensorMap map{};
   if (!data) return map;

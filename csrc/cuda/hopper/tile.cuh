@@ -1,4 +1,4 @@
-// Where things lie in shared memory.
+// Tiles in shared memory: sizes and swizzled addresses. Loops that are unrolled over constants.
 #pragma once
 #include <type_traits>
 #include <utility>
@@ -7,39 +7,36 @@
 
 namespace txl_cuda {
 
-constexpr int WARPS_A_GROUP = 4;
+constexpr int WARPGROUP_WARPS = WARPGROUP / WARP;
 constexpr int MAX_SHARED = 227 * 1024;  // bytes that a block can have
-constexpr int RING = 16 * 128 * 4;      // bytes: a warp's two blocks of 16 x 64 position scores
 
-// each(Number<0>()), .. each(Number<N - 1>()): a loop whose counter is a constant.
+// body(Number<0>()), .. body(Number<N - 1>()): a loop whose counter is a constant.
 template <int N>
 struct Number {
   static constexpr int value = N;
 };
-template <class Each, int... NS>
-TXL_DEVICE void unroll(const Each& each, std::integer_sequence<int, NS...>) {
-  (each(Number<NS>()), ...);
+template <class Body, int... NS>
+TXL_DEVICE void unroll(const Body& body, std::integer_sequence<int, NS...>) {
+  (body(Number<NS>()), ...);
 }
-template <int N, class Each>
-TXL_DEVICE void unroll(const Each& each) {
-  unroll(each, std::make_integer_sequence<int, N>());
-}
-
-// Byte of column x (even) of a row of a tile that begins at a multiple of 1024 bytes.
-TXL_DEVICE uint32_t in_tile(int row, int x) {
-  const uint32_t at = static_cast<uint32_t>(row * ROW + x % SIDE * 2);
-  return static_cast<uint32_t>(x / SIDE * TILE) + (at ^ (at >> 7 & 7) << 4);  // plant: swizzle
+template <int N, class Body>
+TXL_DEVICE void unroll(const Body& body) {
+  unroll(body, std::make_integer_sequence<int, N>());
 }
 
-// This thread's first row and column of a product; warp: its number in the warpgroup.
-TXL_DEVICE int own_row(int warp) { return warp * 16 + thread() % WARP / 4; }
-TXL_DEVICE int own_column() { return thread() % 4 * 2; }
+// The byte of element (row, column), column even, in a tile of 64 rows: subtiles of 64 columns, each with the 128-byte
+// swizzle, which adds the row modulo 8 to the number of a chunk of 16 bytes by exclusive or.
+TXL_DEVICE uint32_t swizzled_offset(int row, int column) {
+  const uint32_t straight = static_cast<uint32_t>(row * ROW_BYTES + column % SIDE * 2);
+  return static_cast<uint32_t>(column / SIDE * SUBTILE_BYTES) +
+         (straight ^ (straight >> 7 & 7) << 4);  // plant: swizzle
+}
 
-// The threads of a warpgroup meet; group: up to 2.
-TXL_DEVICE void sync_warpgroup(int group) {
-  if (group == 0) return named_barrier_sync<1, GROUP>();
-  if (group == 1) return named_barrier_sync<2, GROUP>();
-  named_barrier_sync<3, GROUP>();
+// A barrier of the threads of consumer warpgroup 0, 1 or 2.
+TXL_DEVICE void sync_warpgroup(int warpgroup) {
+  if (warpgroup == 0) return named_barrier_sync<1, WARPGROUP>();
+  if (warpgroup == 1) return named_barrier_sync<2, WARPGROUP>();
+  named_barrier_sync<3, WARPGROUP>();
 }
 
 }  // namespace txl_cuda

@@ -44,14 +44,14 @@ struct MBarrier {
 struct Product {
   float* to;
   std::vector<float> values;
-  uint32_t tiles[2];  // of shared memory that it reads; NONE: a factor in registers
+  uint32_t tiles[2];  // of shared memory that it reads; NONE: an A operand in registers
   size_t sizes[2];
   std::vector<char> bytes[2];  // what lay there
 };
 
 struct Group {
   Barrier meeting{128};
-  std::vector<float> a, b;  // factors [64, depth] and [columns, depth]
+  std::vector<float> a, b;  // operands [64, depth] and [columns, depth]
 };
 
 // Of a block.
@@ -222,38 +222,38 @@ inline int min_of_warp(int x) {
 inline int max_of_warp(int x) { return -min_of_warp(-x); }
 inline int broadcast_first_lane(int x) { return static_cast<int>(simt::exchange(static_cast<uint32_t>(x))[0]); }
 
-template <int MORE = 0, class T>
-void put_shared(uint32_t at, T x) {
+template <int OFFSET = 0, class T>
+void store_shared(uint32_t at, T x) {
   static_assert(sizeof(T) == 4);
-  std::memcpy(simt::shared_at(at + MORE), &x, 4);
+  std::memcpy(simt::shared_at(at + OFFSET), &x, 4);
 }
-template <int MORE = 0>
-float get_shared(uint32_t at) {
+template <int OFFSET = 0>
+float load_shared(uint32_t at) {
   float x;
-  std::memcpy(&x, simt::shared_at(at + MORE), 4);
+  std::memcpy(&x, simt::shared_at(at + OFFSET), 4);
   return x;
 }
-template <int MORE = 0>
-void put_shared_pair(uint32_t at, float x, float y) {
-  put_shared<MORE>(at, x), put_shared<MORE + 4>(at, y);
+template <int OFFSET = 0>
+void store_shared_pair(uint32_t at, float x, float y) {
+  store_shared<OFFSET>(at, x), store_shared<OFFSET + 4>(at, y);
 }
-template <int MORE = 0>
-void get_shared_pair(uint32_t at, float& x, float& y) {
-  x = get_shared<MORE>(at), y = get_shared<MORE + 4>(at);
+template <int OFFSET = 0>
+void load_shared_pair(uint32_t at, float& x, float& y) {
+  x = load_shared<OFFSET>(at), y = load_shared<OFFSET + 4>(at);
 }
-template <int MORE>
-void put_low(uint32_t at, uint32_t x) {
-  std::memcpy(simt::shared_at(at + MORE), &x, 2);
+template <int OFFSET>
+void store_shared_low(uint32_t at, uint32_t x) {
+  std::memcpy(simt::shared_at(at + OFFSET), &x, 2);
 }
-template <int MORE>
-void put_high(uint32_t at, uint32_t x) {
+template <int OFFSET>
+void store_shared_high(uint32_t at, uint32_t x) {
   x >>= 16;
-  std::memcpy(simt::shared_at(at + MORE), &x, 2);
+  std::memcpy(simt::shared_at(at + OFFSET), &x, 2);
 }
 
-inline uint32_t load_word(const void* from, bool is_there) {
+inline uint32_t load_word(const void* from, bool exists) {
   uint32_t x = 0;
-  if (is_there) __builtin_memcpy(&x, from, 4);
+  if (exists) __builtin_memcpy(&x, from, 4);
   return x;
 }
 inline float exp2_approx(float x) {

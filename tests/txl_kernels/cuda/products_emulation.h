@@ -11,27 +11,28 @@ inline int64_t products = 0;  // of warpgroups, since the start: fibers run one 
 
 inline uint32_t address_of(uint64_t descriptor) { return static_cast<uint32_t>(descriptor & 0x3FFF) << 4; }
 
-// [count, depth] of a tile in shared memory.
-template <class E, Rows ROWS>
+// [count, depth] of an operand in shared memory.
+template <class E, Major MAJOR>
 void read_tile(uint64_t descriptor, int count, int depth, std::vector<float>& to) {
   const uint32_t tile = address_of(descriptor);
   to.resize(static_cast<size_t>(count * depth));
   for (int n = 0; n < count; ++n)
     for (int k = 0; k < depth; ++k) {
-      const int row = ROWS == Rows::own ? n : k, column = ROWS == Rows::own ? k : n;
-      const uint32_t at = tile + static_cast<uint32_t>(column / SIDE * TILE + row * ROW + column % SIDE * 2);
+      const int row = MAJOR == Major::K ? n : k, column = MAJOR == Major::K ? k : n;
+      const uint32_t at =
+          tile + static_cast<uint32_t>(column / SIDE * SUBTILE_BYTES + row * ROW_BYTES + column % SIDE * 2);
       E x;
       std::memcpy(&x, simt::shared_at(simt::swizzled(at)), 2);
       to[static_cast<size_t>(n * depth + k)] = to_float(x);
     }
 }
 
-inline int row_of_thread(int h) { return thread() % GROUP / WARP * 16 + thread() % WARP / 4 + 8 * h; }
+inline int row_of_thread(int h) { return thread() % WARPGROUP / WARP * 16 + thread() % WARP / 4 + 8 * h; }
 
-// Factors are in the group's a and b: the sums of this thread, kept until the group is waited for.
+// The operands are in the group's a and b: the sums of this thread, kept until the group is waited for.
 template <int N>
 void finish(float (&d)[N], int depth, bool add, uint32_t left, size_t left_bytes, uint32_t right, size_t right_bytes) {
-  simt::Group& group = simt::units().groups[thread() / GROUP];
+  simt::Group& group = simt::units().groups[thread() / WARPGROUP];
   simt::Product product{d, {}, {left, right}, {left_bytes, right_bytes}, {}};
   for (int n = 0; n < N; ++n) {
     const float* const a = &group.a[static_cast<size_t>(row_of_thread(n / 2 % 2) * depth)];
@@ -40,7 +41,7 @@ void finish(float (&d)[N], int depth, bool add, uint32_t left, size_t left_bytes
     for (int k = 0; k < depth; ++k) sum += a[k] * b[k];
     product.values.push_back(sum);
   }
-  if (thread() % GROUP == 0)  // one thread watches
+  if (thread() % WARPGROUP == 0)  // one thread watches
     for (int f = 0; f < 2; ++f)
       if (product.tiles[f] != NONE) {
         const char* const at = simt::shared_at(product.tiles[f]);
@@ -50,7 +51,7 @@ void finish(float (&d)[N], int depth, bool add, uint32_t left, size_t left_bytes
     for (float& x : d) x = NAN;  // not read before it is written
   product.values.push_back(add);
   simt::units().products[thread()].push_back(std::move(product));
-  if (thread() % GROUP == 0) ++products;
+  if (thread() % WARPGROUP == 0) ++products;
   group.meeting.wait();
 }
 
@@ -58,9 +59,9 @@ void finish(float (&d)[N], int depth, bool add, uint32_t left, size_t left_bytes
 
 extern "C" __attribute__((visibility("default"), used)) inline int64_t txl_products() { return emulated::products; }
 
-template <Rows B, bool ADD, class E, int N, int K>
-void multiply_as(E, float (&d)[N], const uint32_t (&a)[K], uint64_t b) {
-  simt::Group& group = simt::units().groups[thread() / GROUP];
+template <Major B, ScaleOut SCALE, class E, int N, int K>
+void issue_rs(E, float (&d)[N], const uint32_t (&a)[K], uint64_t b) {
+  simt::Group& group = simt::units().groups[thread() / WARPGROUP];
   constexpr int DEPTH = 4 * K;
   group.a.resize(SIDE * DEPTH);
   for (int n = 0; n < K; ++n)
@@ -69,21 +70,21 @@ void multiply_as(E, float (&d)[N], const uint32_t (&a)[K], uint64_t b) {
       group.a[static_cast<size_t>(emulated::row_of_thread(n % 2) * DEPTH + column)] =
           to_float(E{static_cast<uint16_t>(a[n] >> (16 * e))});
     }
-  if (thread() % GROUP == 0) emulated::read_tile<E, B>(b, 2 * N, DEPTH, group.b);
+  if (thread() % WARPGROUP == 0) emulated::read_tile<E, B>(b, 2 * N, DEPTH, group.b);
   group.meeting.wait();
-  emulated::finish(d, DEPTH, ADD, emulated::NONE, 0, emulated::address_of(b),
-                   static_cast<size_t>(DEPTH / SIDE * 2 * N / SIDE * TILE));
+  emulated::finish(d, DEPTH, SCALE == ScaleOut::One, emulated::NONE, 0, emulated::address_of(b),
+                   static_cast<size_t>(DEPTH / SIDE * 2 * N / SIDE * SUBTILE_BYTES));
 }
 
-template <int DEPTH, Rows A, Rows B, bool ADD, class E, int N>
-void multiply_shared(E, float (&d)[N], uint64_t a, uint64_t b) {
-  simt::Group& group = simt::units().groups[thread() / GROUP];
-  if (thread() % GROUP == 0)
+template <int DEPTH, Major A, Major B, ScaleOut SCALE, class E, int N>
+void issue_ss(E, float (&d)[N], uint64_t a, uint64_t b) {
+  simt::Group& group = simt::units().groups[thread() / WARPGROUP];
+  if (thread() % WARPGROUP == 0)
     emulated::read_tile<E, A>(a, SIDE, DEPTH, group.a), emulated::read_tile<E, B>(b, 2 * N, DEPTH, group.b);
   group.meeting.wait();
   const int left = DEPTH / SIDE, right = DEPTH / SIDE * 2 * N / SIDE;
-  emulated::finish(d, DEPTH, ADD, emulated::address_of(a), static_cast<size_t>(left * TILE), emulated::address_of(b),
-                   static_cast<size_t>(right * TILE));
+  emulated::finish(d, DEPTH, SCALE == ScaleOut::One, emulated::address_of(a), static_cast<size_t>(left * SUBTILE_BYTES),
+                   emulated::address_of(b), static_cast<size_t>(right * SUBTILE_BYTES));
 }
 template <int LEFT>
 void warpgroup_wait() {

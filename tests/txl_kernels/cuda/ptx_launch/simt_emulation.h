@@ -20,7 +20,7 @@ namespace simt {
 template <class Problem>
 auto add_backward_maps(const Problem& p, std::vector<uint64_t>& offsets, int)
     -> decltype(static_cast<void>(p.dout_rows)) {
-  for (const auto* map : {&p.dout_rows.map, &p.content_rows.map, &p.position_rows.map, &p.dr_rows})
+  for (const auto* map : {&p.dout_rows.map, &p.q_content_rows.map, &p.q_position_rows.map, &p.dr_rows})
     offsets.push_back(reinterpret_cast<const char*>(map) - reinterpret_cast<const char*>(&p));
 }
 template <class Problem>
@@ -36,7 +36,7 @@ auto add_backward_spans(const Problem& p, const Add& add, int) -> decltype(stati
   rows(p.dout, p.L), rows(p.dq, p.L), rows(p.dk, p.L), rows(p.dv, p.L), rows(p.dk_mem, p.M), rows(p.dv_mem, p.M);
   add(p.dlse, end * 4);
   add(p.dr, p.tables * p.dr_rows.steps[3]);
-  add(p.content, p.workspace_bytes);
+  add(p.q_content, p.workspace_bytes);
   if (p.dr_out.data) add(p.dr_out.data, ((p.H - 1) * p.dr_out.s0 + (p.T - 1) * p.dr_out.s1 + p.D) * item);
   for (const auto* view : {&p.du, &p.dw})
     if (view->data) add(view->data, ((p.H - 1) * view->s0 + p.D) * item);

@@ -1,0 +1,28 @@
+"""The instance of a Hopper kernel of csrc/cuda, by its mangled name."""
+
+import re
+from typing import NamedTuple
+
+
+class Instance(NamedTuple):
+    """The template arguments of a kernel's shape (csrc/cuda/hopper/config.cuh) that begin it.
+
+    Attributes:
+        kernel: forward, backward_queries or backward_keys.
+        groups: consumer warpgroups of a block, besides the producer.
+    """
+
+    kernel: str
+    dtype: str
+    width: int
+    groups: int
+
+
+def instance(mangled: str) -> Instance | None:
+    """Return the instance; None for other kernels.
+
+    forward_kernel<ForwardShape<Bf16, 64, 3, ..>> -> forward, bf16, width 64, 3 groups
+    """
+    pattern = r"\d(forward|backward_queries|backward_keys)_kernel.*?(Bf16|F16)ELi(\d+)ELi(\d+)E"
+    found = re.search(pattern, mangled)
+    return None if found is None else Instance(found[1], found[2].lower(), int(found[3]), int(found[4]))
