@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from txl_kernels.checks import autocast_dtype
 from txl_kernels.integrations.attention import Window, attend
@@ -164,8 +163,7 @@ class PairWeights:
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in _PRODUCTS and not kwargs and isinstance(args[0], PairWeights) and args[0]._takes(args[1]):
             return args[0]._scores.attend(args[1].transpose(0, 1)).transpose(0, 1)
-        args, kwargs = tree_map(lambda x: x.tensor() if isinstance(x, PairWeights) else x, (args, kwargs or {}))
-        return function(*args, **kwargs)
+        return function(*_as_tensors(args), **_as_tensors(kwargs or {}))
 
     def _takes(self, values: Any) -> bool:
         """Whether the kernels compute the product with these values."""
@@ -174,6 +172,15 @@ class PairWeights:
         heads, batch, _, keys = self.shape
         same = values.dtype == self._scores.q.dtype or autocast_dtype(values.device.type) is not None
         return same and values.dim() == 4 and values.shape[:3] == (heads, batch, keys)
+
+
+def _as_tensors(x: Any) -> Any:
+    """Return arguments of a function of torch with weights in place of the objects."""
+    if type(x) in (list, tuple):
+        return type(x)(_as_tensors(y) for y in x)
+    if isinstance(x, dict):
+        return {name: _as_tensors(y) for name, y in x.items()}
+    return x.tensor() if isinstance(x, PairWeights) else x
 
 
 def _of_tensor(name: str) -> Callable[..., Any]:
