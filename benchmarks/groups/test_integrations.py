@@ -100,7 +100,7 @@ def test_encoders(machine: Machine, full: bool) -> list[Comparison]:
 
 @comparisons("cpu", backend=None)
 def test_zipformer(machine: Machine, full: bool) -> list[Comparison]:
-    """Time and peak memory of icefall's medium encoder."""
+    """Time and peak memory of an encoder."""
     title, lengths, found = peers.ZIPFORMER, (1000, 3000), []
     for length in lengths:
         case = Case(
