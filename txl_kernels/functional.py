@@ -340,7 +340,6 @@ def rel_attention_weights(
         None, left, right, zero_row, scale, 0.0, softcap, position_scale, outside == "zero",
     )  # fmt: skip
     call = _cast_for_autocast(call)
-    call = changed(call, v=call.k, v_mem=call.k_mem)  # which autocast has cast a second time
     call = checks.with_bounds(call)
     checks.check(call)
     if not torch.compiler.is_compiling():

@@ -60,16 +60,13 @@ def work(kind: str, name: str, length: int, machine: Machine) -> Callable[[], ob
     if kind == "attention":
         found = next(x for x in (*ours(machine), *OTHERS) if x.name == name)
         return entry(found, machine, Shape(1, 8, length, length, 64), backward=True).run
-    if kind == "peer":
+    if kind in ("peer", "encoder"):
         from implementations import peers
 
         method, _, title = name.partition(" ")
+        if kind == "encoder":
+            return peers.encoder_entry(title, method, length).run
         return peers.layer_step(title, method, max(length, min(peers.BATCHES)), backward=True)
-    if kind == "encoder":
-        from implementations import peers
-
-        method, _, title = name.partition(" ")
-        return peers.encoder_step(title, method, length)
     from implementations.models import ENWIK8_BASE  # not imported for attention alone
     from implementations.training import TRAINED, step
 

@@ -263,23 +263,6 @@ LAYERS_OF_ENCODER = {"Parakeet": 4, "w2v-BERT 2.0": 4, ZIPFORMER: 2}  # of each 
 
 def encoder_entry(title: str, method: str, frames: int) -> Entry:
     """Make an entry that runs a whole encoder forward over one recording."""
-    run, check = _encoder(title, method, frames)
-    return Entry(run, check)
-
-
-def encoder_step(title: str, method: str, frames: int) -> Callable[[], Tensor]:
-    """Return a function that runs a whole encoder forward."""
-    return _encoder(title, method, frames)[0]
-
-
-def encoder_memory_entry(title: str, method: str, lengths: tuple[int, ...], length: int, machine: Machine) -> Entry:
-    """Make an entry that measures the peak memory of `encoder_step` in a separate process."""
-    _require(title)
-    return probe("encoder", f"{method} {title}", lengths, length, machine, lambda: _encoder(title, method, 400)[1]())
-
-
-def _encoder(title: str, method: str, frames: int) -> tuple[Callable[[], Tensor], Callable[[], None]]:
-    """Return functions that run an encoder, and that compare it with the original."""
     _require(title)
     encoder = ENCODERS[title]
     torch.manual_seed(0)
@@ -294,4 +277,16 @@ def _encoder(title: str, method: str, frames: int) -> tuple[Callable[[], Tensor]
     own = run(short).double()
     if method == ACCELERATED:
         accelerate(model, strict=True)
-    return run, lambda: require(run(short), own, title, 1e-4)
+    return Entry(run, lambda: require(run(short), own, title, 1e-4))
+
+
+def encoder_memory_entry(title: str, method: str, lengths: tuple[int, ...], length: int, machine: Machine) -> Entry:
+    """Make an entry that measures the peak memory of an encoder in a separate process."""
+    _require(title)
+
+    def check() -> None:
+        entry = encoder_entry(title, method, 400)
+        assert entry.check is not None
+        entry.check()
+
+    return probe("encoder", f"{method} {title}", lengths, length, machine, check)

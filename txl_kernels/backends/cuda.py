@@ -44,12 +44,12 @@ ROW_BYTES = 16
 MAX_PREFILL_KEYS = 2**26 - 128  # the rings' offsets, 32 for each key, are 32-bit integers
 MAX_BATCH = 65535  # of prefill, where batch rows are the last axis of the grid
 MAX_TABLES = 16  # the most slots of dr (two sums each) that give the same bits at every run
-# The fewest queries that the Hopper kernels take from the decode kernels, which are faster for one
-# query alone (H100).
+# The smallest number of queries for which the Hopper kernels run where both could: the decode
+# kernels are faster for one query alone (H100).
 MIN_HOPPER_QUERIES = 2
-# The most queries for which backend=None chooses the decode kernels: their calls take 0.15 ms less
-# of the host's time than Triton's (H200). On the device Triton's take less from 2 queries on, and
-# for 64 batch rows from one.
+# The largest number of queries for which backend=None chooses the decode kernels: their calls take
+# 0.15 ms less of the host's time than Triton's (H200). On the device Triton's take less from 2
+# queries on, and for 64 batch rows from one.
 FASTER_UP_TO = 4
 _OTHER_TERMS = tuple((name, Call._fields.index(name)) for name in TERMS if not INPUT[name].in_cuda)
 native = native_modules.load("_cuda", "CUDA")

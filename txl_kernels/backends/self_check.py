@@ -264,8 +264,8 @@ def on_device(exact: Call, kind: Kind) -> Call:
 
 def case_of(kind: Kind, fills: bool = False) -> Call:
     """Return a small case on the CPU: more keys than a tile, and a memory that ends inside a tile;
-    in float64, with values that the kind's dtype can represent. Of decode one query, or three:
-    "cuda" has a kernel for each.
+    in float64, with values that the kind's dtype can represent. A case of decode has one query,
+    and three where it fills the device, since "cuda" has a kernel for each number.
 
     fills: True for at least as many batch rows times heads as the device has multiprocessors.
     """

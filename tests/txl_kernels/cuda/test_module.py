@@ -157,6 +157,18 @@ def test_compiled_decode_call_is_checked_as_decode_alone(monkeypatch: pytest.Mon
         assert asked == wanted
 
 
+SETUP = """
+import os, setuptools, sys
+sys.argv = ["setup.py", "--version"]
+import setup
+def decide():
+    try:
+        print("without:", setup.cuda_missing())
+    except SystemExit as error:
+        print("failed:", error)
+"""
+
+
 @pytest.mark.parametrize(
     ("setting", "version_file", "reason"),
     [
@@ -177,18 +189,12 @@ def test_no_cuda_kernels_for_a_torch_without_cuda(
         (tmp_path / "torch").mkdir()
         (tmp_path / "torch/version.py").write_text(version_file)
     code = f"""
-import os, setuptools, sys
-sys.argv = ["setup.py", "--version"]
-import setup
 os.environ["TXL_KERNELS_CUDA"] = {setting!r}
 setup.sysconfig.get_path = lambda name: {str(tmp_path)!r}
 setup.nvcc_does_not_work = lambda: "probed"
-try:
-    print("without:", setup.cuda_missing())
-except SystemExit as error:
-    print("failed:", error)
+decide()
 """
-    assert re.search(reason, run_python(code).splitlines()[-1])
+    assert re.search(reason, run_python(SETUP + code).splitlines()[-1])
 
 
 BUILDS = [  # TXL_KERNELS_CUDA, CUDACXX, and the output of setup.py
@@ -202,18 +208,12 @@ BUILDS = [  # TXL_KERNELS_CUDA, CUDACXX, and the output of setup.py
 
 def test_builds_with_and_without_cuda() -> None:
     code = f"""
-import os, setuptools, sys
-sys.argv = ["setup.py", "--version"]
-import setup
+setup.torch_without_cuda = lambda: None
 for setting, compiler, _ in {BUILDS}:
-    setup.torch_without_cuda = lambda: None
     os.environ |= {{"TXL_KERNELS_CUDA": setting, "CUDACXX": compiler}}
-    try:
-        print("without:", setup.cuda_missing())
-    except SystemExit as error:
-        print("failed:", error)
+    decide()
 """
-    lines = run_python(code).splitlines()[-len(BUILDS) :]
+    lines = run_python(SETUP + code).splitlines()[-len(BUILDS) :]
     for line, (*_, message) in zip(lines, BUILDS, strict=True):
         assert re.match(message, line), line
 
