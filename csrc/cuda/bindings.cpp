@@ -99,6 +99,7 @@ class PrefillPlan {
       : device_(device) {
     static_cast<txl::Attention&>(problem_) = txl::attention_of(call, out, static_cast<txl::Type>(type), drop_below);
     txl::set_memory(problem_, call);
+    problem_.has_q_pos = !call[txl::Q_POS].is_none(), problem_.has_sink = !call[txl::SINK].is_none();
     workspace_ = txl_cuda::split_prefill(problem_, multiprocessors);
     backward_parts_ = txl_cuda::split_backward(problem_, multiprocessors);
   }
@@ -153,7 +154,9 @@ class PrefillPlan {
  private:
   txl_cuda::Gradients gradients_of(const py::tuple& gradients, int64_t slots, int64_t tables) const {
     txl_cuda::Gradients x;
-    txl::View* const views[] = {&x.dq, &x.dk, &x.dv, &x.dr_out, &x.du, &x.dw, &x.dk_mem, &x.dv_mem};
+    txl::View no_r_bias;
+    txl::View* const views[txl::INPUTS] = {&x.dq, &x.dk,    &x.dv,    &x.dr_out,  &x.du,    &x.dw,
+                                           &x.dk_mem, &x.dv_mem, &no_r_bias, &x.dq_pos, &x.dsink};
     if (gradients.size() != std::size(views)) throw py::value_error("not the gradients of a call's inputs");
     for (size_t n = 0; n < std::size(views); ++n)
       if (!gradients[n].is_none()) *views[n] = txl::view_of(gradients[n]);

@@ -9,6 +9,8 @@ using txl::Type;
 using txl::View;
 
 struct Problem : txl::Attention {
+  // Whether q_pos is given, so that rows of r have a width of their own, Dr; and the sink.
+  bool has_q_pos = false, has_sink = false;
   const int64_t* seed = nullptr;  // one element; read only with dropout
   int64_t parts = 0;              // number of parts into which the keys of a block are split
   float* partial = nullptr;       // B * H * L * parts * (D + 2) floats, see merge.cuh; unused if parts == 1

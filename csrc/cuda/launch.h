@@ -46,6 +46,7 @@ struct Gradients {
   txl::View dout, dq, dk, dv, dk_mem, dv_mem;
   const float* dlse = nullptr;    // [B, H, L] contiguous, or null
   txl::View dr_out, du, dw;       // gradients of r, content bias and position bias
+  txl::View dq_pos, dsink;        // gradients of position queries and of the sink
   float* workspace = nullptr;     // workspace_of(..) floats, at a multiple of 16 bytes
   int64_t slots = 0, tables = 1;  // deterministic: slots * TABLES_OF_SLOT tables; slots 0: sums in any order
   int64_t parts = 1;              // the keys of a block of queries are split into, see split_backward

@@ -28,7 +28,8 @@ TXL_DEVICE Seen visible(const Problem& p, int64_t b, int64_t i) {
     seen.invalid |= bound < 0 || bound > S;
     seen.high = min_of(seen.high, bound);
   }
-  if (seen.low < seen.high) seen.invalid |= p.zero_row + at - seen.low >= p.T || p.zero_row + at - (seen.high - 1) < 0;
+  if (seen.low < seen.high && !p.zero_outside)
+    seen.invalid |= p.zero_row + at - seen.low >= p.T || p.zero_row + at - (seen.high - 1) < 0;
   return seen.invalid || seen.low >= seen.high ? Seen{0, 0, seen.invalid} : seen;
 }
 

@@ -21,7 +21,7 @@ _CALLBACK = ctypes.CFUNCTYPE(
     None, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint), ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p,
     ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint64), ctypes.c_int, ctypes.POINTER(ctypes.c_uint64), ctypes.c_int,
 )  # fmt: skip
-_MAP = struct.Struct("Q4q4q4ii")  # TensorMap of hopper_emulation.h: innermost axis first, steps in bytes
+_MAP = struct.Struct("Q4q4q4iii")  # TensorMap of hopper_emulation.h: innermost axis first, steps in bytes
 
 
 def compile_ptx(
@@ -104,7 +104,7 @@ class PtxModule:
 
 
 def _tensor_map(params: bytes, at: int) -> TensorMap:
-    address, *numbers, item = _MAP.unpack_from(params, at)
+    address, *numbers, item, swizzle = _MAP.unpack_from(params, at)
     sizes, steps, box = (tuple(numbers[n : n + 4][::-1]) for n in (0, 4, 8))
     strides = tuple(step // max(item, 1) for step in steps)
-    return TensorMap(address, item, sizes, strides, box, swizzle=3)
+    return TensorMap(address, item, sizes, strides, box, swizzle={128: 3, 32: 1}[swizzle])

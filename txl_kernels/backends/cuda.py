@@ -30,6 +30,7 @@ from txl_kernels.call import (
     inputs_of,
     memory_len_of,
     needs_gradients,
+    position_width_of,
 )
 from txl_kernels.torch_state import constant_when_traced
 
@@ -52,6 +53,7 @@ MIN_HOPPER_QUERIES = 2
 # queries on, and for 64 batch rows from one.
 FASTER_UP_TO = 4
 _OTHER_TERMS = tuple((name, Call._fields.index(name)) for name in TERMS if not INPUT[name].in_cuda)
+POSITION_WIDTHS = (8, 16)  # of q_pos, in the Hopper kernels
 native = native_modules.load("_cuda", "CUDA")
 
 
@@ -84,11 +86,13 @@ def why_not_call(call: Call) -> str | None:
     if reason is not None:
         return f"it does not take {reason}; backend='triton' does"
     few = call.q.size(2) <= MAX_DECODE_QUERIES
-    needs_hopper = not few or needs_gradients(call)
+    needs_hopper = not few or needs_gradients(call) or call.q_pos is not None
     if needs_hopper:
         reason = why_not_hopper(call)
         if reason is not None:
-            what = "gradients" if few else f"{call.q.size(2)} queries (L), where others take {MAX_DECODE_QUERIES}"
+            what = f"{call.q.size(2)} queries (L), where others take {MAX_DECODE_QUERIES}"
+            if few:
+                what = "gradients" if call.q_pos is None else "positions from q_pos"
             return f"{reason}, as the kernels do that compute {what}; backend='triton' takes any call"
     if call.q.size(1) > MAX_HEADS:
         return f"it takes at most {MAX_HEADS} heads (H), got {call.q.size(1)}; backend='triton' takes any number"
@@ -120,7 +124,7 @@ def _why_not_decode_keys(call: Call) -> str | None:
 def is_decode(call: Call) -> bool:
     """Whether forward of a call that the backend takes runs on the decode kernels."""
     length = call.q.size(2)
-    if length > MAX_DECODE_QUERIES:
+    if length > MAX_DECODE_QUERIES or call.q_pos is not None:
         return False
     return length < MIN_HOPPER_QUERIES or (why_not_hopper(call) or _why_not_prefill_sizes(call)) is not None
 
@@ -134,22 +138,38 @@ def _unsupported_term(call: Call) -> str | None:
     for name, n in _OTHER_TERMS:
         if call[n] is not None:
             return name
-    if call.k.size(1) != call.q.size(1):
-        return f"grouped heads, got {call.k.size(1)} heads of k for {call.q.size(1)} of q"
-    if call.zero_outside:
-        return "outside='zero'"
     if call.v.size(3) != call.q.size(3):
         return f"values of another width than q's, got {call.v.size(3)} and {call.q.size(3)}"
+    return _unsupported_without_q_pos(call) if call.q_pos is None else _unsupported_beside_q_pos(call)
+
+
+def _unsupported_without_q_pos(call: Call) -> str | None:
+    if call.k.size(1) != call.q.size(1):
+        return f"grouped heads without q_pos, got {call.k.size(1)} heads of k for {call.q.size(1)} of q"
+    if call.zero_outside:
+        return "outside='zero' without q_pos"
+    return "a sink without q_pos" if call.sink is not None else None
+
+
+def _unsupported_beside_q_pos(call: Call) -> str | None:
+    width = position_width_of(call)
+    if width not in POSITION_WIDTHS:
+        return f"q_pos of another width (Dp) than {' or '.join(map(str, POSITION_WIDTHS))}, got {width}"
+    for name, bias in (("content_bias", call.content_bias), ("position_bias", call.position_bias)):
+        if bias is not None:
+            return f"{name} beside q_pos"
     return None
 
 
 def is_preferred(call: Call) -> bool:
     """Whether backend=None takes these kernels for the call rather than Triton's, as measured on an
-    H200 (docs/kernels-gpu.md).
+    H200 (docs/kernels-gpu.md). Not with `q_pos`.
 
     A traced graph serves all lengths. There the answer depends on none, which would add a guard:
     True where the kernels take any.
     """
+    if call.q_pos is not None:
+        return False  # no GPU has run these instances yet
     if torch.compiler.is_compiling():
         return _unsupported_term(call) is None and why_not_hopper(call) is None
     return why_not_call(call) is None and (call.q.size(2) <= FASTER_UP_TO or not is_decode(call))
@@ -174,7 +194,7 @@ def why_not_hopper(call: Call) -> str | None:
     if call.q.size(3) > HOPPER_WIDTH:
         return f"it needs a head width (D) of at most {HOPPER_WIDTH}, not {call.q.size(3)}"
     for name, x in zip(INPUTS, inputs_of(call), strict=True):
-        if x is not None and not _rows_apart(x):
+        if x is not None and name != "sink" and not _rows_apart(x):
             return f"it needs rows of {name} apart, at multiples of {ROW_BYTES} bytes, not strides {x.stride()}"
     return None
 
@@ -209,7 +229,7 @@ def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32) if need_lse else None
     if q.numel() == 0:
         return out, lse
-    call = with_biases(call)
+    call = _with_biases(call)
     plan = _plan(make_plan, call, out, prepared)
     workspace = q.new_empty(plan.workspace, dtype=torch.float32) if plan.workspace else None
     plan.forward(call, out, lse, 0 if workspace is None else workspace.data_ptr(), _stream(q.device))
@@ -237,7 +257,7 @@ def backward(
     gradients = empty_gradients(call, wanted)
     if call.q.numel() == 0:
         return tuple(None if x is None else x.zero_() for x in gradients)
-    call = with_biases(call)
+    call = _with_biases(call)
     if prepared is None or prepared.plan is None:
         reason = why_not_hopper(call)  # forward of the raw operator does not know whether gradients follow
         if reason is not None:
@@ -247,14 +267,17 @@ def backward(
     if torch.are_deterministic_algorithms_enabled():
         slots = min(-(-_multiprocessors(call.q.device) // call.q.size(1)), MAX_TABLES)
         tables = 2 * slots  # TABLES_OF_SLOT in csrc/cuda/launch.h
-    asked = gradients[: INPUTS.index("r_bias")]
-    workspace = call.q.new_empty(plan.backward_workspace(asked, slots, tables), dtype=torch.float32)
+    workspace = call.q.new_empty(plan.backward_workspace(gradients, slots, tables), dtype=torch.float32)
     if not ((dout.is_contiguous() and dout.data_ptr() % ROW_BYTES == 0) or _rows_apart(dout)):
         dout = dout.clone(memory_format=torch.contiguous_format)
     dlse = None if dlse is None else dlse.contiguous()
     stream = _stream(call.q.device)
-    plan.backward(call, out, lse, dout, dlse, asked, slots, tables, workspace.data_ptr(), stream)
+    plan.backward(call, out, lse, dout, dlse, gradients, slots, tables, workspace.data_ptr(), stream)
     return gradients
+
+
+def _with_biases(call: Call) -> Call:
+    return with_biases(call) if call.q_pos is None else call
 
 
 def _plan(make: Callable[[Call, Tensor, int], Any], call: Call, out: Tensor, prepared: Prepared | None) -> Any:

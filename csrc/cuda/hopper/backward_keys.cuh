@@ -28,7 +28,7 @@ struct KeyBlock {
     const int64_t query_begin = max_of(key_begin - p.M - p.right, 0);
     const int64_t query_end = min_of(p.L, key_end - p.M + p.left);
     first_query = static_cast<int>(query_begin) / SIDE * SIDE;
-    steps = query_begin < query_end && p.T ? static_cast<int>(query_end - first_query + SIDE - 1) / SIDE : 0;
+    steps = query_begin < query_end && (p.T || S::HAS_Q_POS) ? static_cast<int>(query_end - first_query + SIDE - 1) / SIDE : 0;
     q.barriers = reinterpret_cast<Barrier*>(shared + S::barriers), r.barriers = q.barriers + q.BARRIERS;
     if (thread() == S::GROUPS * WARPGROUP)
       for (const RowsMap* rows : {&p.q_position_rows, &p.q_content_rows, &p.dout_rows, &p.r_rows})
@@ -42,7 +42,22 @@ struct KeyBlock {
 
   // The full barriers of the pipeline of statistics: a stage's are written, and its rows of dout are cleared.
   TXL_DEVICE Barrier* stats_full() const { return q.prepared(); }
-  TXL_DEVICE int64_t bh() const { return b * p.H + h; }
+  // The heads of queries that read this head of keys are query_head(0) .. query_head(group() - 1).
+  TXL_DEVICE int group() const {
+    if constexpr (!S::HAS_Q_POS) return 1;
+    return static_cast<int>(p.H / p.Hkv);
+  }
+  TXL_DEVICE int query_head(int n) const { return h * group() + n; }
+  TXL_DEVICE int64_t bh(int query_head) const { return b * p.H + query_head; }
+  // The tiles of r that the block loads for a head. With position queries those of distances within the table, and one
+  // more on either side.
+  TXL_DEVICE TileRange tiles_of_r() const {
+    if constexpr (!S::HAS_Q_POS) return {-S::GROUPS, steps};
+    const int row = static_cast<int>(p.zero_row) + distance(0);  // of tile 0; tile j begins 64 j rows later
+    const int begin = -floor_tiles(row + SIDE - 1) - 1, end = -floor_tiles(row - static_cast<int>(p.T)) + 1;
+    const TileRange range = {begin > -S::GROUPS ? begin : -S::GROUPS, end < steps ? end : steps};
+    return range.begin < range.end ? range : TileRange{steps, steps};
+  }
   // The index of the first key of the block's tile t.
   TXL_DEVICE int first_key(int t) const { return (first_tile + t) * SIDE - key_tiles.padding; }
   // The distance of row 0 of r's tile j: of the first query of step j to the block's first key.
@@ -51,29 +66,48 @@ struct KeyBlock {
   TXL_DEVICE uint32_t address(int at) const { return shared_address(shared) + static_cast<uint32_t>(at); }
 };
 
+// Issues the loads of a tile of r to byte `to`.
+template <class S>
+TXL_DEVICE void load_r_to(const KeyBlock<S>& block, int to, Barrier* full, int row, int head) {
+  const RowsMap& rows = block.p.r_rows;
+  if constexpr (S::HAS_Q_POS) return tma_load_box(block.shared + to, rows.map, full, 0, row, head * rows.h, 0);
+  tma_load_tile<S, S::R_SUBTILE_STRIDE>(block.shared, to, full, rows, row, head, 0);
+}
+
 // The producer: loads tiles of queries, and those of r, which begin GROUPS before. By one thread.
 template <class S>
 TXL_DEVICE void load_queries_and_distances(const KeyBlock<S>& block) {
   const BackwardProblem& p = block.p;
   Producer<S::STAGES> q(block.q.empty());
   Producer<S::R_STAGES> r(block.r.empty());
+  const TileRange r_tiles = block.tiles_of_r();
   TXL_ROLLED
-  for (int j = -S::GROUPS; j < block.steps; ++j) {
-    const int n = r.producer_acquire(), distance = static_cast<int>(p.zero_row) + block.distance(j);
-    const bool is_last = n == S::R_STAGES - 1;
-    Barrier* const r_full = block.r.full(n);
-    barrier_arrive_and_expect_tx(r_full, is_last ? 2 * S::TILE_BYTES : S::TILE_BYTES);
-    tma_load_tile<S, S::R_SUBTILE_STRIDE>(block.shared, S::r + (n + 1) * SUBTILE_BYTES, r_full, p.r_rows, distance,
-                                          block.h, 0);
-    // plant: last-tile-of-r
-    if (is_last) tma_load_tile<S, S::R_SUBTILE_STRIDE>(block.shared, S::r, r_full, p.r_rows, distance, block.h, 0);
-    if (j < 0) continue;
-    const int m = q.producer_acquire(), row = block.first_query + j * SIDE, offset = m * S::TILE_BYTES;
-    Barrier* const q_full = block.q.full(m);
-    barrier_arrive_and_expect_tx(q_full, 3 * S::TILE_BYTES);
-    tma_load_tile<S>(block.shared, S::q_position + offset, q_full, p.q_position_rows, row, block.h, block.b);
-    tma_load_tile<S>(block.shared, S::dout + offset, q_full, p.dout_rows, row, block.h, block.b);
-    tma_load_tile<S>(block.shared, S::q_content + offset, q_full, p.q_content_rows, row, block.h, block.b);
+  for (int g = 0; g < block.group(); ++g) {
+    const int head = block.query_head(g);
+    const auto load_r = [&](int j) {
+      const int n = r.producer_acquire(), distance = static_cast<int>(p.zero_row) + block.distance(j);
+      const bool is_last = n == S::R_STAGES - 1;
+      Barrier* const r_full = block.r.full(n);
+      barrier_arrive_and_expect_tx(r_full, is_last ? 2 * S::R_TILE_BYTES : S::R_TILE_BYTES);
+      load_r_to<S>(block, S::r + (n + 1) * S::R_SUBTILE, r_full, distance, head);
+      if (is_last) load_r_to<S>(block, S::r, r_full, distance, head);  // plant: last-tile-of-r
+    };
+    TXL_ROLLED
+    for (int j = -S::GROUPS; j < block.steps; ++j) {
+      if (!S::HAS_Q_POS || (j >= r_tiles.begin && j < r_tiles.end)) load_r(j);
+      if (j < 0) continue;
+      const int m = q.producer_acquire(), row = block.first_query + j * SIDE, offset = m * S::TILE_BYTES;
+      Barrier* const q_full = block.q.full(m);
+      barrier_arrive_and_expect_tx(q_full, 2 * S::TILE_BYTES + S::R_TILE_BYTES);
+      if constexpr (S::HAS_Q_POS) {
+        tma_load_box(block.shared + S::q_position + m * NARROW_BYTES, p.q_position_rows.map, q_full, 0, row,
+                     head * p.q_position_rows.h, block.b * p.q_position_rows.n);
+      } else {
+        tma_load_tile<S>(block.shared, S::q_position + offset, q_full, p.q_position_rows, row, head, block.b);
+      }
+      tma_load_tile<S>(block.shared, S::dout + offset, q_full, p.dout_rows, row, head, block.b);
+      tma_load_tile<S>(block.shared, S::q_content + offset, q_full, p.q_content_rows, row, head, block.b);
+    }
   }
 }
 
@@ -85,7 +119,8 @@ TXL_DEVICE void prepare_stats(const KeyBlock<S>& block) {
   Producer<S::STAGES> producer(block.q.empty());
   PipelineState<S::STAGES> state;
   TXL_ROLLED
-  for (int step = 0; step < block.steps; ++step) {
+  for (int n = 0; n < block.group() * block.steps; ++n) {
+    const int step = S::HAS_Q_POS ? n % block.steps : n, head = S::HAS_Q_POS ? block.query_head(n / block.steps) : block.h;
     const int stage = producer.producer_acquire();
     uint64_t sees_keys = 0;
     int max_low = -1, min_high = 1 << 30;
@@ -93,7 +128,7 @@ TXL_DEVICE void prepare_stats(const KeyBlock<S>& block) {
     for (int x = thread() % WARP; x < SIDE; x += WARP) {
       const int i = block.first_query + step * SIDE + x;
       const Seen seen = i < p.L ? visible(p, block.b, i) : Seen{0, 0, false};
-      const Stats stats = p.stats[block.bh() * p.rows + i];
+      const Stats stats = p.stats[block.bh(head) * p.rows + i];
       const uint32_t at = block.address(S::stats + stage * S::STATS_BYTES + x * 4);
       const int low = static_cast<int>(seen.low), high = static_cast<int>(seen.high);
       store_shared(at, stats.lse), store_shared<4 * SIDE>(at, stats.delta);
@@ -106,7 +141,7 @@ TXL_DEVICE void prepare_stats(const KeyBlock<S>& block) {
       const uint32_t at = block.address(S::common_bounds + stage * 8);
       store_shared(at, static_cast<uint32_t>(max_low)), store_shared<4>(at, static_cast<uint32_t>(min_high));
     }
-    prepare_next<S>(block.q, state, block.address(S::dout), or_of_warp(sees_keys));
+    prepare_next<S::TILE_BYTES>(block.q, state, block.address(S::dout), or_of_warp(sees_keys));
   }
 }
 
@@ -158,12 +193,14 @@ class KeysConsumer {
       sync_warpgroup(warpgroup_);
     }
     float dk[S::WIDTH / 2] = {}, dv[S::WIDTH / 2] = {}, ds_sums[2] = {};
-    if (block_.steps) {
+    if constexpr (S::HAS_Q_POS) {
+      for (int g = 0; g < block_.group(); ++g) consume_head(block_.query_head(g), dk, dv);
+    } else if (block_.steps) {
       for (int j = -S::GROUPS; j < -1 - warpgroup_; ++j) r_.advance(), r_below_.skip();
       r_.consumer_wait();
       r_.advance();
       TXL_ROLLED
-      for (int t = 0; t < block_.steps; ++t) step(t, dk, dv, ds_sums);
+      for (int t = 0; t < block_.steps; ++t) step(t, block_.h, dk, dv, ds_sums);
       for (int j = block_.steps - 1 - warpgroup_; j < block_.steps; ++j) r_below_.skip();
     }
     write(is_memory_ ? p_.dk_mem : p_.dk, dk, 0.6931471805599453f);  // queries are scaled in base 2
@@ -180,17 +217,52 @@ class KeysConsumer {
     return block_.address(S::stats + n * S::STATS_BYTES + thread() % 4 * 8);
   }
 
+  // Uses the queries of one of the heads that read these keys. Only some of their tiles have position scores.
+  TXL_DEVICE void consume_head(int head, float (&dk)[S::WIDTH / 2], float (&dv)[S::WIDTH / 2]) {
+    const TileRange r_tiles = block_.tiles_of_r();
+    TileRange positions = {r_tiles.begin + 1 + warpgroup_, r_tiles.end + warpgroup_};
+    if (positions.begin < 0) positions.begin = 0;
+    if (positions.end > block_.steps) positions.end = block_.steps;
+    if (positions.begin >= positions.end) positions = {block_.steps, block_.steps};
+    // Tile j of r is the one above at step j + warpgroup, and the one below at the next.
+    int next = warpgroup_ - S::GROUPS;
+    const auto skip_r = [&](int end) {
+      TXL_ROLLED
+      for (; next < end; ++next)
+        if (next - warpgroup_ >= r_tiles.begin && next - warpgroup_ < r_tiles.end) r_.advance(), r_below_.skip();
+    };
+    float ds_sums[2];  // of the gradient of a content bias, which there is none
+    TXL_ROLLED
+    for (int t = 0; t < block_.steps; ++t) {
+      has_positions_ = positions.begin <= t && t < positions.end;
+      if (!has_positions_) skip_r(t + 1 < positions.begin || t >= positions.end ? t + 1 : t);
+      if (t == positions.begin) {
+        skip_r(t - 1);
+        r_.consumer_wait();
+        r_.advance();
+      }
+      step(t, head, dk, dv, ds_sums);
+      if (has_positions_) next = t + 1;
+      if (t == positions.end - 1 && has_positions_) r_below_.consumer_release();
+    }
+    skip_r(r_tiles.end + warpgroup_);
+  }
+
   // For each tile of queries, keys as rows:
   //   S^T = skew((q + w) r^T)^T + k (q + u)^T,  P^T = 2^(S^T - lse),  dS^T = P^T (v dout^T - delta)
   //   dv += P^T dout,  dk += dS^T (q + u)
-  TXL_DEVICE void step(int t, float (&dk)[S::WIDTH / 2], float (&dv)[S::WIDTH / 2], float (&ds_sums)[2]) {
+  TXL_DEVICE void step(int t, int head, float (&dk)[S::WIDTH / 2], float (&dv)[S::WIDTH / 2], float (&ds_sums)[2]) {
     const int n = q_.consumer_wait();
     float scores[32], dp[32];
-    compute_scores(t, n, scores, dp);
+    if constexpr (S::HAS_Q_POS) {
+      compute_scores_with_q_pos(n, scores, dp);
+    } else {
+      compute_scores(t, n, scores, dp);
+    }
     uint32_t p_operand[16], ds_operand[16];
     const bool all_visible = sees_all(n);
     if (!all_visible) mask(n, scores, -INFINITY);
-    const uint32_t keep_mask = recompute_p(t, scores, p_operand);
+    const uint32_t keep_mask = recompute_p(t, head, scores, p_operand);
     gemm_rs<T, Major::MN, ScaleOut::One>(dv, p_operand, stage(S::dout, n));
     warpgroup_wait<1>();  // plant: keys-dout-v-wait
     fence_operand(dp);
@@ -232,15 +304,47 @@ class KeysConsumer {
     TXL_UNROLL
     for (int m = 0; m < 32; ++m) scores[m] += skewed[m];
   }
-  // d = k or v times a tile of queries, transposed.
+  // The same where some tiles have no position scores. Nothing is in flight at the end: the products of the other
+  // warpgroup fill the waits.
+  TXL_DEVICE void compute_scores_with_q_pos(int n, float (&scores)[32], float (&dp)[32]) {
+    stats_.consumer_wait();
+    if (has_positions_) {
+      float unskewed[64], lse[2];
+      const uint32_t r = block_.address(S::r + r_.consumer_wait() * NARROW_BYTES);
+      gemm_ss<T, NARROW, Major::K, Major::K, ScaleOut::Zero, Swizzle::B32, Swizzle::B32>(
+          unskewed, block_.address(S::q_position + n * NARROW_BYTES), r);
+      issue_keys_by_queries(dp, v_, S::v, stage(S::dout, n));
+      const int row = accumulator_row(warp_);
+      for (int h = 0; h < 2; ++h)
+        lse[h] = load_shared(block_.address(S::stats + n * S::STATS_BYTES + (row + 8 * h) * 4));
+      warpgroup_wait<1>();
+      fence_operand(unskewed);
+      r_.advance();
+      r_below_.consumer_release();
+      skew_.store(unskewed, lse, ++skews_);
+      sync_warpgroup(warpgroup_);  // plant: positions-skew-barrier
+      skew_.load(scores, skews_);
+    } else {
+      issue_keys_by_queries(dp, v_, S::v, stage(S::dout, n));
+      const uint32_t stats = stats_of_columns(n);
+      TXL_UNROLL
+      for (int m = 0; m < 32; ++m) scores[m] = -load_shared(stats + m / 4 * 32 + m % 2 * 4);
+    }
+    issue_keys_by_queries<ScaleOut::One>(scores, k_, S::k, stage(S::q_content, n));
+    warpgroup_wait<0>();
+    fence_operand(scores);
+    fence_operand(dp);
+  }
+  // d = or += k or v times a tile of queries, transposed.
+  template <ScaleOut SCALE = ScaleOut::Zero>
   TXL_DEVICE void issue_keys_by_queries(float (&d)[32], const uint32_t (&keys)[S::WIDTH / 4], int at,
                                         uint32_t queries) const {
-    if constexpr (S::IN_SHARED) return gemm_ss<T, S::WIDTH, Major::K, Major::K, ScaleOut::Zero>(d, tile(at), queries);
-    gemm_rs<T, Major::K, ScaleOut::Zero>(d, keys, queries);
+    if constexpr (S::IN_SHARED) return gemm_ss<T, S::WIDTH, Major::K, Major::K, SCALE>(d, tile(at), queries);
+    gemm_rs<T, Major::K, SCALE>(d, keys, queries);
   }
 
   // Scores become weights P, which p_operand has as they multiply dout. Returns which of them dropout keeps, by bit.
-  TXL_DEVICE uint32_t recompute_p(int t, float (&s)[32], uint32_t (&p_operand)[16]) const {
+  TXL_DEVICE uint32_t recompute_p(int t, int head, float (&s)[32], uint32_t (&p_operand)[16]) const {
     TXL_UNROLL
     for (int m = 0; m < 32; ++m) s[m] = exp2_approx(s[m]);
     if (!p_.drop_below) {
@@ -248,7 +352,7 @@ class KeysConsumer {
       return 0;
     }
     const uint32_t keep_mask =
-        draw_keep_mask_by_key(p_, block_.bh(), block_.first_query + t * SIDE, first_key_ + accumulator_row(warp_));
+        draw_keep_mask_by_key(p_, block_.bh(head), block_.first_query + t * SIDE, first_key_ + accumulator_row(warp_));
     float dropped[32];
     TXL_UNROLL
     for (int m = 0; m < 32; ++m) dropped[m] = keep_mask >> m & 1 ? s[m] * p_.keep_scale : 0.f;
@@ -314,7 +418,7 @@ class KeysConsumer {
     uint32_t k[S::WIDTH / 4];
     load_rows<T, S::WIDTH>(p_, is_memory_ ? p_.k_mem : p_.k, block_.b, block_.h, first_row_, rows(), k);
     const int64_t blocks = p_.k_parts / (S::GROUPS * WARPGROUP_WARPS);
-    const int64_t part = ((block_.bh() * blocks + block_x()) * S::GROUPS + warpgroup_) * WARPGROUP_WARPS + warp_;
+    const int64_t part = ((block_.bh(block_.h) * blocks + block_x()) * S::GROUPS + warpgroup_) * WARPGROUP_WARPS + warp_;
     TXL_UNROLL
     for (int n = 0; n < S::WIDTH / 4; n += 2) {
       float total[2] = {};
@@ -338,7 +442,10 @@ class KeysConsumer {
   const KeyBlock<S>& block_;
   int warpgroup_, warp_, first_key_;
   bool is_memory_;
-  int first_row_;  // of the first key in its tensor
+  int first_row_;                 // of the first key in its tensor
+  // With position queries: whether the present step has position scores, and the number of those that had.
+  bool has_positions_ = false;
+  int skews_ = 0;
   Consumer<S::STAGES> q_, stats_;
   // Two tiles of r are used at a time, numbers j - 1 (below) and j (above): r_ waits for the one above, r_below_
   // releases.

@@ -16,7 +16,8 @@ struct BackwardProblem : PrefillProblem {
   View dout;
   const float* dlse = nullptr;      // [B, H, L] contiguous, or null
   View dq, dk, dv, dk_mem, dv_mem;  // as q, k, v and the memory
-  float* dr = nullptr;              // [slots, groups, H, DR_MARGIN + T, D], zero before; slots 0: no first two axes;
+  View dq_pos, dsink;               // as q_pos and the sink
+  float* dr = nullptr;              // [slots, groups, H, DR_MARGIN + T, Dr], zero before; slots 0: no first two axes;
                                     // null: dr_out is not wanted
   // Deterministic sums of dr: a launch has `slots` blocks of a head, launch n the blocks slots * n .. of all batch
   // rows' queries. Each warpgroup of each slot has a table of its own, so that each element takes one addition a
@@ -26,11 +27,13 @@ struct BackwardProblem : PrefillProblem {
   // null: du and dw are not wanted.
   float *q_sums = nullptr, *k_sums = nullptr;
   int64_t q_parts = 0, k_parts = 0;
-  float* dq_parts = nullptr;  // [parts, B, H, rows, D], where the keys of a block of queries are split
-  // For finish_kernel: the number of tables of dr, its outputs, its blocks of r and of queries.
-  int64_t tables = 1, r_blocks = 0, q_blocks = 0;
-  View dr_out, du, dw;                               // [H, T, D], [H, D]
-  void *q_content = nullptr, *q_position = nullptr;  // [B, H, rows, D]: q + u, q + w, scaled
+  // [parts, B, H, rows, D] and Dr, where the keys of a block of queries are split
+  float *dq_parts = nullptr, *dq_pos_parts = nullptr;
+  // For finish_kernel: the number of tables of dr, its outputs, its blocks of r, of queries and of position queries.
+  int64_t tables = 1, r_blocks = 0, q_blocks = 0, q_pos_blocks = 0;
+  View dr_out, du, dw;                               // [H, T, Dr], [H, D]
+  void *q_content = nullptr, *q_position = nullptr;  // [B, H, rows, D]: q + u, q + w, scaled; or q, and q_pos [.., 16]
+  void* dout_beside_sink = nullptr;                  // [B, H, rows, D]: dout times the keys' share, with a sink
   Stats* stats = nullptr;                            // [B, H, rows]
   int64_t workspace_bytes = 0;                       // from q_content on, without dr, which comes last
   int64_t rows = 0;                                  // L, padded

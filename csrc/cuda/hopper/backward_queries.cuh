@@ -1,8 +1,9 @@
 // Backward, gradients of queries and of r: a block of queries goes through its part of the tiles of keys, as in
 // forward.cuh. Six products a tile. dS of a tile goes to distances (unskew.cuh); a tile of 64 distances, once whole,
-// gives G r to dq and G^T (q + w) to dr, which leaves by one of two epilogues (dr_transposed.cuh, dr_in_halves.cuh).
+// gives G r to dq and G^T (q + w) to dr, which leaves by one of the epilogues (dr_epilogue.cuh).
 #pragma once
 #include "dr_in_halves.cuh"
+#include "dr_narrow.cuh"
 #include "dr_transposed.cuh"
 #include "fragments.cuh"
 #include "softmax.cuh"
@@ -15,10 +16,12 @@ template <class S>
 TXL_DEVICE void prepare_keys_and_distances(const QueryBlock<S>& block) {
   PipelineState<S::STAGES> k;
   PipelineState<S::R_STAGES> r;
+  const TileRange r_tiles = block.tiles_of_r();
   TXL_ROLLED
   for (int j = -S::GROUPS; j <= block.tiles; ++j) {
-    prepare_next<S>(block.r, r, block.address(S::r), block.visible_distances(j));
-    if (j >= 0 && j < block.tiles) prepare_next<S>(block.k, k, block.address(S::k), block.visible_keys(j));
+    if (!S::HAS_Q_POS || (j >= r_tiles.begin && j < r_tiles.end))
+      prepare_next<S::R_TILE_BYTES>(block.r, r, block.address(S::r), block.visible_distances(j));
+    if (j >= 0 && j < block.tiles) prepare_next<S::TILE_BYTES>(block.k, k, block.address(S::k), block.visible_keys(j));
   }
 }
 
@@ -32,7 +35,9 @@ template <class S>
 class QueriesConsumer {
  public:
   using T = typename S::T;
-  using DrEpilogue = std::conditional_t<S::DR_TRANSPOSED, DrTransposed<S>, DrInHalves<S>>;
+  using DrEpilogue = std::conditional_t<S::HAS_Q_POS, DrNarrow<S>,
+                                        std::conditional_t<S::DR_TRANSPOSED, DrTransposed<S>, DrInHalves<S>>>;
+  static constexpr int DR = S::HAS_Q_POS ? NARROW / 2 : S::WIDTH / 2;  // floats of dr that a thread holds
 
   TXL_DEVICE QueriesConsumer(const BackwardProblem& p, const QueryBlock<S>& block)
       : p_(p),
@@ -53,8 +58,15 @@ class QueriesConsumer {
     const TileRange range = block_.tiles_of_warpgroup(warpgroup_);
     load_operands();
     float dq[S::WIDTH / 2] = {};
-    if (block_.tiles) consume_tiles(range, dq);  // plant: gradient-block-without-tiles
-    epilogue(dq);
+    if constexpr (S::HAS_Q_POS) {
+      float dq_pos[NARROW / 2] = {};
+      if (block_.tiles) consume_tiles_with_q_pos(range, dq, dq_pos);
+      write_dq<S::WIDTH>(dq, scale_log2(p_), p_.D, p_.dq, p_.dq_parts);
+      write_dq<NARROW>(dq_pos, position_scale_log2(p_), p_.Dr, p_.dq_pos, p_.dq_pos_parts);
+    } else {
+      if (block_.tiles) consume_tiles(range, dq);  // plant: gradient-block-without-tiles
+      epilogue(dq);
+    }
   }
 
  private:
@@ -67,7 +79,7 @@ class QueriesConsumer {
     for (; t < range.begin; ++t) k_.skip(), skip_r(), v_.skip();
     int j = t - 1 - warpgroup_;
     if (range.begin < range.end) {
-      mainloop(range, dq);
+      mainloop(range, dq, dq);
       t = range.end, j = t + 1 - warpgroup_;
     }
     TXL_ROLLED
@@ -77,8 +89,55 @@ class QueriesConsumer {
   }
   TXL_DEVICE void skip_r() { r_.advance(), r_for_dq_.skip(); }
 
+  // The same where only some tiles of keys have position scores: tiles before, these, and tiles after.
+  TXL_DEVICE void consume_tiles_with_q_pos(const TileRange& range, float (&dq)[S::WIDTH / 2],
+                                           float (&dq_pos)[NARROW / 2]) {
+    const TileRange r_tiles = block_.tiles_of_r(), positions = block_.position_tiles(range, r_tiles, warpgroup_);
+    ProductsOfR products = {r_tiles, warpgroup_, warpgroup_ - S::GROUPS};
+    const auto skip = [&] { skip_r(); };
+    products.skip(-1, skip);
+    int t = 0;
+    TXL_ROLLED
+    for (; t < range.begin; ++t) k_.skip(), products.skip(t, skip), v_.skip();
+    TXL_ROLLED
+    for (bool before = true;; before = false) {
+      const int end = before ? positions.begin : range.end;
+      TXL_ROLLED
+      for (; t < end; ++t) {
+        products.skip(before && positions.begin - 1 < t + 2 ? positions.begin - 1 : t + 2, skip);
+        step_without_positions(dq, t);
+      }
+      if (t >= range.end) break;
+      products.skip(t - 1, skip);
+      mainloop(positions, dq, dq_pos);
+      t = positions.end, products.next = t + 1;
+    }
+    TXL_ROLLED
+    for (; t < block_.tiles; ++t) k_.skip(), products.skip(t + 2, skip), v_.skip();
+    products.skip(r_tiles.end + warpgroup_, skip);
+  }
+
+  // For a tile without position scores: S = q k^T,  P = 2^(S - lse),  dS = P (dout v^T - delta),  dq += dS k
+  TXL_DEVICE void step_without_positions(float (&dq)[S::WIDTH / 2], int t) {
+    float scores[32], dp[32];
+    uint32_t ds[16];
+    issue_qk<ScaleOut::Zero>(scores);
+    issue_dout_v(dp);
+    warpgroup_wait<0>();
+    fence_operand(scores);
+    fence_operand(dp);
+    v_.consumer_release();
+    softmax_backward(scores, dp, t);
+    pack_operand<T>(scores, ds);
+    gemm_rs<T, Major::MN, ScaleOut::One>(dq, ds, stage(S::k, k_.stage()));
+    warpgroup_wait<0>();
+    fence_operand(dq);
+    k_.consumer_release();
+  }
+
   // Loads the operands of products; writes what backward_keys_kernel reads of these queries; clears the ring of dS.
   TXL_DEVICE void load_operands() {
+    if constexpr (S::HAS_Q_POS) return load_operands_with_q_pos();
     load_queries<T, S::WIDTH>(p_, block_.b, block_.h, first_query_, q_position_, q_content_);
     load_rows<T, S::WIDTH>(p_, p_.dout, block_.b, block_.h, first_query_, p_.L, dout_);
     clear_empty_queries(q_position_), clear_empty_queries(q_content_), clear_empty_queries(dout_);
@@ -88,7 +147,8 @@ class QueriesConsumer {
       store_operand<S::WIDTH>(dout_, tile(S::dout));
     }
     compute_stats();
-    if (block_.part == 0) write_queries(p_.q_content, q_content_), write_queries(p_.q_position, q_position_);
+    if (block_.part == 0)
+      write_queries<S::WIDTH>(p_.q_content, p_.D, q_content_), write_queries<S::WIDTH>(p_.q_position, p_.D, q_position_);
     const uint32_t zeros[16] = {};
     unskew_.store(zeros, 0), unskew_.store(zeros, 1);
     fence_view_async_shared();   // plant: operands-fence
@@ -96,11 +156,61 @@ class QueriesConsumer {
     if constexpr (S::DR_TRANSPOSED) load_operand_transposed(tile(S::q_position), q_position_transposed_);
   }
 
+  // The same with position queries. dout is multiplied by the keys' share beside the sink.
+  TXL_DEVICE void load_operands_with_q_pos() {
+    uint32_t position[NARROW / 4];
+    load_queries_and_positions<T, S::WIDTH>(p_, block_.b, block_.h, first_query_, position, q_content_);
+    load_rows<T, S::WIDTH>(p_, p_.dout, block_.b, block_.h, first_query_, p_.L, dout_);
+    clear_empty_queries(position), clear_empty_queries(q_content_), clear_empty_queries(dout_);
+    store_narrow_operand(position, block_.address(S::q_position + warpgroup_ * S::R_TILE_BYTES));
+    compute_stats();
+    if (p_.has_sink) scale_by_share();
+    if constexpr (S::IN_SHARED) {
+      store_operand<S::WIDTH>(q_content_, tile(S::q_content));
+      store_operand<S::WIDTH>(dout_, tile(S::dout));
+    }
+    if (block_.part == 0) {
+      write_queries<S::WIDTH>(p_.q_content, p_.D, q_content_), write_queries<NARROW>(p_.q_position, NARROW, position);
+      if (p_.has_sink) write_queries<S::WIDTH>(p_.dout_beside_sink, p_.D, dout_);
+    }
+    const uint32_t zeros[16] = {};
+    unskew_.store(zeros, 0), unskew_.store(zeros, 1);
+    fence_view_async_shared();
+    sync_warpgroup(warpgroup_);
+  }
+
+  // Multiplies dout by the keys' share of the weights, and writes the gradient of the sink.
+  TXL_DEVICE void scale_by_share() {
+    float share[2];
+    TXL_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      const int i = query_ + 8 * h;
+      share[h] = 0;
+      if (i >= p_.L) continue;
+      const int64_t at = block_.bh() * p_.L + i;
+      const float sink = row_of<float>(p_.sink, block_.b, block_.h, 0)[i * p_.sink.s2];
+      const bool empty = low(h) >= high(h) || p_.lse[at] == -INFINITY;
+      share[h] = empty ? 0 : 1 / (1 + exp2f((sink - p_.lse[at]) * LOG2_E));
+      const float dout_out = delta_[h] + (p_.dlse && !empty ? p_.dlse[at] : 0.f);
+      const bool writes = p_.dsink.data && block_.part == 0 && thread() % 4 == 0;
+      if (writes)
+        const_cast<float*>(row_of<float>(p_.dsink, block_.b, block_.h, 0))[i * p_.dsink.s2] =
+            empty ? 0.f : (share[h] - 1) * dout_out;
+    }
+    TXL_UNROLL
+    for (int n = 0; n < S::WIDTH / 4; ++n) {
+      float x[2];
+      unpack(T(), dout_[n], x);
+      dout_[n] = pack(T(), share[n % 2] * x[0], share[n % 2] * x[1]);
+    }
+  }
+
   // Rows of queries that see no key may hold anything, and meet a dS of 0.
-  TXL_DEVICE void clear_empty_queries(uint32_t (&a)[S::WIDTH / 4]) const {
+  template <int WORDS>
+  TXL_DEVICE void clear_empty_queries(uint32_t (&a)[WORDS]) const {
     const bool sees[2] = {low(0) < high(0), low(1) < high(1)};
     TXL_UNROLL
-    for (int n = 0; n < S::WIDTH / 4; ++n) a[n] = sees[n % 2] ? a[n] : 0;
+    for (int n = 0; n < WORDS; ++n) a[n] = sees[n % 2] ? a[n] : 0;
   }
 
   // delta = dout . out - dlse, and lse in base 2.
@@ -130,13 +240,14 @@ class QueriesConsumer {
     }
   }
 
-  // Writes an A operand to [B, H, rows, D].
-  TXL_DEVICE void write_queries(void* to, const uint32_t (&a)[S::WIDTH / 4]) const {
+  // Writes an A operand to [B, H, rows, columns].
+  template <int WIDTH>
+  TXL_DEVICE void write_queries(void* to, int64_t columns, const uint32_t (&a)[WIDTH / 4]) const {
     TXL_UNROLL
-    for (int n = 0; n < S::WIDTH / 4; ++n) {
+    for (int n = 0; n < WIDTH / 4; ++n) {
       const int column = operand_column(n), row = first_query_ + operand_row(n);
-      if (column < p_.D)
-        *reinterpret_cast<uint32_t*>(static_cast<T*>(to) + (block_.bh() * p_.rows + row) * p_.D + column) = a[n];
+      if (column < columns)
+        *reinterpret_cast<uint32_t*>(static_cast<T*>(to) + (block_.bh() * p_.rows + row) * columns + column) = a[n];
     }
   }
 
@@ -148,6 +259,7 @@ class QueriesConsumer {
   // keys.
   TXL_DEVICE uint32_t tile(int at) const { return block_.address(at + warpgroup_ * S::TILE_BYTES); }
   TXL_DEVICE uint32_t stage(int at, int n) const { return block_.address(at + n * S::TILE_BYTES); }
+  TXL_DEVICE uint32_t stage_of_r(int n) const { return block_.address(S::r + n * S::R_TILE_BYTES); }
   TXL_DEVICE uint32_t ds_by_distance(int t) const {
     return block_.address(S::ds + warpgroup_ * 2 * SUBTILE_BYTES) + slot(t) * SUBTILE_BYTES;
   }
@@ -155,18 +267,23 @@ class QueriesConsumer {
 
   // unskewed = (q + w) r^T, of the next tile of r. The tile is released after its second use.
   TXL_DEVICE void issue_qr(float (&unskewed)[32]) {
-    const uint32_t r = stage(S::r, r_.consumer_wait());
+    const uint32_t r = stage_of_r(r_.consumer_wait());
     r_.advance();  // plant: early-release-of-r
+    if constexpr (S::HAS_Q_POS) {
+      const uint32_t q_position = block_.address(S::q_position + warpgroup_ * S::R_TILE_BYTES);
+      return gemm_ss<T, NARROW, Major::K, Major::K, ScaleOut::Zero, Swizzle::B32, Swizzle::B32>(unskewed, q_position, r);
+    }
     if constexpr (S::IN_SHARED)
       return gemm_ss<T, S::WIDTH, Major::K, Major::K, ScaleOut::Zero>(unskewed, tile(S::q_position), r);
     gemm_rs<T, Major::K, ScaleOut::Zero>(unskewed, q_position_, r);
   }
-  // scores += (q + u) k^T.
+  // scores = or += (q + u) k^T.
+  template <ScaleOut SCALE = ScaleOut::One>
   TXL_DEVICE void issue_qk(float (&scores)[32]) {
     const uint32_t k = stage(S::k, k_.consumer_wait());
     if constexpr (S::IN_SHARED)
-      return gemm_ss<T, S::WIDTH, Major::K, Major::K, ScaleOut::One>(scores, tile(S::q_content), k);
-    gemm_rs<T, Major::K, ScaleOut::One>(scores, q_content_, k);
+      return gemm_ss<T, S::WIDTH, Major::K, Major::K, SCALE>(scores, tile(S::q_content), k);
+    gemm_rs<T, Major::K, SCALE>(scores, q_content_, k);
   }
   // dp = dout v^T.
   TXL_DEVICE void issue_dout_v(float (&dp)[32]) {
@@ -174,16 +291,24 @@ class QueriesConsumer {
     if constexpr (S::IN_SHARED) return gemm_ss<T, S::WIDTH, Major::K, Major::K, ScaleOut::Zero>(dp, tile(S::dout), v);
     gemm_rs<T, Major::K, ScaleOut::Zero>(dp, dout_, v);
   }
-  // dq += G r, dr = G^T (q + w) or its transpose, of the tile of distances that is whole after tile t.
-  TXL_DEVICE void issue_dq_dr(float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2], int t) {
-    gemm_ss<T, 64, Major::K, Major::MN, ScaleOut::One>(dq, ds_by_distance(t), stage(S::r, r_for_dq_.stage()));
+  // dq_r += G r, dr = G^T (q + w) or its transpose, of the tile of distances that is whole after tile t. dq_r is the
+  // gradient of position queries, else of all of q.
+  TXL_DEVICE void issue_dq_dr(float (&dq_r)[DR], float (&dr)[DR], int t) {
+    const uint32_t r = stage_of_r(r_for_dq_.stage());
+    if constexpr (S::HAS_Q_POS) {
+      const uint32_t q_position = block_.address(S::q_position + warpgroup_ * S::R_TILE_BYTES);
+      gemm_ss<T, 64, Major::K, Major::MN, ScaleOut::One, Swizzle::B128, Swizzle::B32>(dq_r, ds_by_distance(t), r);
+      return gemm_ss<T, 64, Major::MN, Major::MN, ScaleOut::Zero, Swizzle::B128, Swizzle::B32>(dr, ds_by_distance(t),
+                                                                                              q_position);
+    }
+    gemm_ss<T, 64, Major::K, Major::MN, ScaleOut::One>(dq_r, ds_by_distance(t), r);
     if constexpr (S::DR_TRANSPOSED)
       return gemm_rs<T, Major::MN, ScaleOut::Zero>(dr, q_position_transposed_, ds_by_distance(t));
     gemm_ss<T, 64, Major::MN, Major::MN, ScaleOut::Zero>(dr, ds_by_distance(t), tile(S::q_position));
   }
   // After these products: the tile of r has been used twice.
-  TXL_DEVICE void finish_dq_dr(float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2]) {
-    fence_operand(dq);
+  TXL_DEVICE void finish_dq_dr(float (&dq_r)[DR], float (&dr)[DR]) {
+    fence_operand(dq_r);
     fence_operand(dr);
     r_for_dq_.consumer_release();
   }
@@ -220,12 +345,12 @@ class QueriesConsumer {
   // Step t computes dS of tile t, whose position scores are in `scores`; dq and dr of the tile of distances that was
   // whole after tile t - 1; and the position scores of tile t + 1.
   template <bool FIRST>
-  TXL_DEVICE void step(float (&scores)[32], float (&dq)[S::WIDTH / 2], float (&dr)[S::WIDTH / 2], int t) {
+  TXL_DEVICE void step(float (&scores)[32], float (&dq)[S::WIDTH / 2], float (&dq_r)[DR], float (&dr)[DR], int t) {
     float dp[32], unskewed[32];
     uint32_t ds[16];
     issue_qk(scores);
     issue_dout_v(dp);
-    if constexpr (!FIRST) dr_.flush(p_, block_, dr, t - 2), issue_dq_dr(dq, dr, t - 1);
+    if constexpr (!FIRST) dr_.flush(p_, block_, dr, t - 2), issue_dq_dr(dq_r, dr, t - 1);
     dr_.acquire();
     warpgroup_wait<FIRST ? 0 : 2>();  // plant: tile-scores-wait
     fence_operand(scores);
@@ -235,7 +360,7 @@ class QueriesConsumer {
     pack_operand<T>(scores, ds);
     if constexpr (!FIRST) {
       warpgroup_wait<0>();  // plant: distances-wait
-      finish_dq_dr(dq, dr);
+      finish_dq_dr(dq_r, dr);
     }
     sync_warpgroup(warpgroup_);  // all have read what is overwritten here; plant: distances-barrier
     issue_qr(unskewed);
@@ -253,8 +378,8 @@ class QueriesConsumer {
     k_.consumer_release();
   }
 
-  TXL_DEVICE void mainloop(const TileRange& range, float (&dq)[S::WIDTH / 2]) {
-    float unskewed[32], scores[32], dr[S::WIDTH / 2] = {};
+  TXL_DEVICE void mainloop(const TileRange& range, float (&dq)[S::WIDTH / 2], float (&dq_r)[DR]) {
+    float unskewed[32], scores[32], dr[DR] = {};
     issue_qr(unskewed);
     warpgroup_wait<0>();
     fence_operand(unskewed);
@@ -263,16 +388,16 @@ class QueriesConsumer {
     warpgroup_wait<0>();
     fence_operand(unskewed);
     skew(unskewed, scores, range.begin);
-    step<true>(scores, dq, dr, range.begin);
+    step<true>(scores, dq, dq_r, dr, range.begin);
     TXL_ROLLED
-    for (int t = range.begin + 1; t < range.end; ++t) step<false>(scores, dq, dr, t);
+    for (int t = range.begin + 1; t < range.end; ++t) step<false>(scores, dq, dq_r, dr, t);
     // The last two tiles of distances; the last one's other half is empty.
     dr_.flush(p_, block_, dr, range.end - 2);
     TXL_UNROLL
     for (int t = range.end - 1; t <= range.end; ++t) {
-      issue_dq_dr(dq, dr, t);
+      issue_dq_dr(dq_r, dr, t);
       warpgroup_wait<0>();
-      finish_dq_dr(dq, dr);
+      finish_dq_dr(dq_r, dr);
       dr_.acquire();
       sync_warpgroup(warpgroup_);
       dr_.store(dr);
@@ -285,6 +410,26 @@ class QueriesConsumer {
     }
     dr_.drain();
     r_for_dq_.consumer_release();  // the tile that was loaded after the last one
+  }
+
+  // Writes dq of so many columns, times a scale, or its part where keys are split.
+  template <int WIDTH>
+  TXL_DEVICE void write_dq(const float (&dq)[WIDTH / 2], float scale, int64_t columns, const View& to,
+                           float* parts) const {
+    if (!to.data) return;
+    TXL_UNROLL
+    for (int n = 0; n < WIDTH / 2; n += 2) {
+      const int i = query_ + n / 2 % 2 * 8, column = n / 4 * 8 + accumulator_column();
+      if (i >= p_.L || column >= columns) continue;
+      const float one = scale * dq[n], two = scale * dq[n + 1];
+      if (p_.parts > 1) {
+        float* const part = parts + ((block_.part * p_.B * p_.H + block_.bh()) * p_.rows + i) * columns + column;
+        part[0] = one, part[1] = two;
+      } else {
+        *reinterpret_cast<uint32_t*>(const_cast<T*>(row_of<T>(to, block_.b, block_.h, i)) + column) =
+            pack(T(), one, two);
+      }
+    }
   }
 
   // Writes dq, or its part where keys are split, and its sums over this warp's queries.

@@ -1,5 +1,5 @@
 // Ends backward: sums what the blocks left in float32, in one order, and rounds it to gradients. Blocks of 128 threads:
-// the first for dr, the next for dq where keys were split, the last for 8 columns each of the biases' gradients. The
+// the first for dr, the next for dq and that of position queries where keys were split, the last for 8 columns each of the biases' gradients. The
 // gradient of u is the content part of the sum of dq, that of w the rest.
 #pragma once
 #include "backward_problem.h"
@@ -27,33 +27,39 @@ TXL_DEVICE void finish_four(const float* from, int64_t count, int64_t step, T* t
   for (int e = 0; e < 4; e += 2) reinterpret_cast<uint32_t*>(to)[e / 2] = pack(T(), sum.x[e], sum.x[e + 1]);
 }
 
+// Writes a block's part of dq or of the gradient of position queries, of so many columns.
+template <class T>
+TXL_DEVICE void finish_dq(const BackwardProblem& p, int64_t block, int h, const float* parts, int columns,
+                          const View& to) {
+  for (int n = 0; n < 4; ++n) {
+    const int64_t at = block * Finish::ELEMENTS + (n * THREADS + thread()) * 4, batch_row = p.L * columns;
+    if (at >= p.B * batch_row) continue;
+    const int64_t b = at / batch_row, i = at % batch_row / columns;
+    finish_four<T>(parts + ((b * p.H + h) * p.rows + i) * columns + at % columns, p.parts,
+                   p.B * p.H * p.rows * columns, const_cast<T*>(row_of<T>(to, b, h, i)) + at % columns);
+  }
+}
+
 template <class T>
 TXL_HOPPER_KERNEL(THREADS)
 void finish_kernel(const TXL_CONSTANT BackwardProblem p) {
   TXL_SHARED(shared);  // [2][SLICES][COLUMNS]
-  const int h = block_y(), D = static_cast<int>(p.D);
+  const int h = block_y(), D = static_cast<int>(p.D), Dr = static_cast<int>(p.Dr);
   int64_t block = block_x();
   if (block < p.r_blocks) {
     for (int n = 0; n < 4; ++n) {
-      const int64_t at = block * Finish::ELEMENTS + (n * THREADS + thread()) * 4, table = (DR_MARGIN + p.T) * D;
-      if (at < p.T * D)
-        finish_four<T>(p.dr + h * table + DR_MARGIN * D + at, p.tables, p.H * table,
-                       const_cast<T*>(row_of<T>(p.dr_out, h, at / D, 0)) + at % D);
+      const int64_t at = block * Finish::ELEMENTS + (n * THREADS + thread()) * 4, table = (DR_MARGIN + p.T) * Dr;
+      if (at < p.T * Dr)
+        finish_four<T>(p.dr + h * table + DR_MARGIN * Dr + at, p.tables, p.H * table,
+                       const_cast<T*>(row_of<T>(p.dr_out, h, at / Dr, 0)) + at % Dr);
     }
     return;
   }
   block -= p.r_blocks;
-  if (block < p.q_blocks) {
-    for (int n = 0; n < 4; ++n) {
-      const int64_t at = block * Finish::ELEMENTS + (n * THREADS + thread()) * 4, batch_row = p.L * D;
-      if (at >= p.B * batch_row) continue;
-      const int64_t b = at / batch_row, i = at % batch_row / D;
-      finish_four<T>(p.dq_parts + ((b * p.H + h) * p.rows + i) * D + at % D, p.parts, p.B * p.H * p.rows * D,
-                     const_cast<T*>(row_of<T>(p.dq, b, h, i)) + at % D);
-    }
-    return;
-  }
+  if (block < p.q_blocks) return finish_dq<T>(p, block, h, p.dq_parts, D, p.dq);
   block -= p.q_blocks;
+  if (block < p.q_pos_blocks) return finish_dq<T>(p, block, h, p.dq_pos_parts, Dr, p.dq_pos);
+  block -= p.q_pos_blocks;
   const int column = static_cast<int>(block) * Finish::COLUMNS + thread() % Finish::COLUMNS;
   const int slice = thread() / Finish::COLUMNS;
   const auto sum_of = [&](const float* sums, int64_t parts) {

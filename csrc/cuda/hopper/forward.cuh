@@ -13,7 +13,7 @@ template <class S>
 TXL_DEVICE void prepare_values(const QueryBlock<S>& block) {
   PipelineState<S::V_STAGES> state;
   TXL_ROLLED
-  for (int t = 0; t < block.tiles; ++t) prepare_next<S>(block.v, state, block.address(S::v), block.visible_keys(t));
+  for (int t = 0; t < block.tiles; ++t) prepare_next<S::TILE_BYTES>(block.v, state, block.address(S::v), block.visible_keys(t));
 }
 
 // A consumer warpgroup: 64 queries.
@@ -51,6 +51,7 @@ class ForwardConsumer {
   // Uses the tiles of `range`, and releases the others of the block unused. Tile j of r is the new one at tile
   // j + warpgroup_ of the keys.
   TXL_DEVICE void consume_tiles(const TileRange& range, Softmax& softmax, float (&acc_o)[S::WIDTH / 2]) {
+    if constexpr (S::HAS_Q_POS) return consume_tiles_with_q_pos(range, softmax, acc_o);
     int t = 0;
     for (int j = -S::GROUPS; j < -1 - warpgroup_; ++j) r_.skip();
     TXL_ROLLED
@@ -72,8 +73,33 @@ class ForwardConsumer {
     for (; j <= block_.tiles; ++j) r_.skip();
   }
 
+  // The same where only some tiles of keys have position scores.
+  TXL_DEVICE void consume_tiles_with_q_pos(const TileRange& range, Softmax& softmax, float (&acc_o)[S::WIDTH / 2]) {
+    const TileRange r_tiles = block_.tiles_of_r();
+    ProductsOfR products = {r_tiles, warpgroup_, warpgroup_ - S::GROUPS};
+    const auto skip_r = [&] { r_.skip(); };
+    products.skip(-1, skip_r);
+    TXL_ROLLED
+    for (int t = 0; t < range.begin; ++t) k_.skip(), products.skip(t, skip_r), v_.skip();
+    if (range.begin < range.end) {
+      load_q();
+      mainloop_with_q_pos(range, block_.position_tiles(range, r_tiles, warpgroup_), products, softmax, acc_o);
+    }
+    TXL_ROLLED
+    for (int t = range.end; t < block_.tiles; ++t) k_.skip(), products.skip(t + 2, skip_r), v_.skip();
+    products.skip(r_tiles.end + warpgroup_, skip_r);
+  }
+
   // Loads q + u to registers and q + w to shared memory.
   TXL_DEVICE void load_q() {
+    if constexpr (S::HAS_Q_POS) {
+      uint32_t position[NARROW / 4];
+      load_queries_and_positions<T, S::WIDTH>(block_.p, block_.b, block_.h, block_.first_query + warpgroup_ * SIDE,
+                                              position, q_content_);
+      store_narrow_operand(position, q_position_address());
+      fence_view_async_shared();
+      return sync_warpgroup(warpgroup_);
+    }
     uint32_t q_position[S::WIDTH / 4];
     load_queries<T, S::WIDTH>(block_.p, block_.b, block_.h, block_.first_query + warpgroup_ * SIDE, q_position,
                               q_content_);
@@ -81,17 +107,23 @@ class ForwardConsumer {
     fence_view_async_shared();   // plant: position-fence
     sync_warpgroup(warpgroup_);  // plant: position-barrier
   }
-  TXL_DEVICE uint32_t q_position_address() const { return block_.address(S::q_position + warpgroup_ * S::TILE_BYTES); }
+  TXL_DEVICE uint32_t q_position_address() const {
+    return block_.address(S::q_position + warpgroup_ * S::R_TILE_BYTES);
+  }
 
   // unskewed = (q + w) r^T, of the next tile of r.
   TXL_DEVICE void issue_qr(float (&unskewed)[32]) {
-    const uint32_t r = block_.address(S::r + r_.consumer_wait() * S::TILE_BYTES);
+    const uint32_t r = block_.address(S::r + r_.consumer_wait() * S::R_TILE_BYTES);
+    if constexpr (S::HAS_Q_POS)
+      return gemm_ss<T, NARROW, Major::K, Major::K, ScaleOut::Zero, Swizzle::B32, Swizzle::B32>(unskewed,
+                                                                                               q_position_address(), r);
     gemm_ss<T, S::WIDTH, Major::K, Major::K, ScaleOut::Zero>(unskewed, q_position_address(), r);
   }
-  // scores += (q + u) k^T, of the next tile of k.
+  // scores = or += (q + u) k^T, of the next tile of k.
+  template <ScaleOut SCALE = ScaleOut::One>
   TXL_DEVICE void issue_qk(float (&scores)[32]) {
     const uint32_t k = block_.address(S::k + k_.consumer_wait() * S::TILE_BYTES);
-    gemm_rs<T, Major::K, ScaleOut::One>(scores, q_content_, k);
+    gemm_rs<T, Major::K, SCALE>(scores, q_content_, k);
   }
   // acc_o += P v, of the next tile of v.
   TXL_DEVICE void issue_pv(float (&acc_o)[S::WIDTH / 2], const uint32_t (&p)[16]) {
@@ -207,6 +239,85 @@ class ForwardConsumer {
     v_.consumer_release();
   }
 
+  // The same sums, where only the tiles of `positions` have position scores: tiles before, these, and tiles after.
+  TXL_DEVICE void mainloop_with_q_pos(const TileRange& range, const TileRange& positions, ProductsOfR& products,
+                                      Softmax& softmax, float (&acc_o)[S::WIDTH / 2]) {
+    float unskewed[32], scores[32] = {}, rescale[2];
+    uint32_t p[16];
+    const auto finish_product = [&] {
+      warpgroup_wait<0>();
+      fence_operand(unskewed);
+      r_.consumer_release();
+      ++products.next;
+    };
+    const auto prepare_positions = [&](int t) {  // of tile t, the first of `positions`
+      products.skip(t - 1, [&] { r_.skip(); });
+      issue_qr(unskewed);
+      finish_product();
+      skew_.store(unskewed, t - 1);
+      issue_qr(unskewed);
+      finish_product();
+    };
+    int t = range.begin;
+    if (t == positions.begin) {
+      prepare_positions(t);
+      skew(unskewed, scores, t);
+      issue_qr(unskewed);
+      finish_product();
+    }
+    issue_qk(scores);
+    warpgroup_wait<0>();
+    fence_operand(scores);
+    k_.consumer_release();
+    softmax.update(scores, t, block_.first_key(0), rescale);
+    pack_operand<T>(scores, p);
+
+    ++t;
+    TXL_ROLLED
+    for (bool before = t <= positions.begin;; before = false) {
+      const int end = before ? positions.begin : range.end;
+      if (before || t >= positions.end) {
+        TXL_ROLLED
+        for (; t < end; ++t) {
+          const int next = before && positions.begin - 1 < t + 2 ? positions.begin - 1 : t + 2;
+          products.skip(next, [&] { r_.skip(); });
+          issue_pv(acc_o, p);
+          issue_qk<ScaleOut::Zero>(scores);
+          warpgroup_wait<0>();  // plant: plain-scores-wait
+          fence_operand(acc_o);
+          fence_operand(scores);
+          v_.consumer_release();
+          k_.consumer_release();
+          softmax.update(scores, t, block_.first_key(0), rescale);
+          pack_operand<T>(scores, p);
+          rescale_o(acc_o, rescale);
+        }
+      }
+      if (t == range.end) break;
+      if (before) prepare_positions(t);
+      TXL_ROLLED
+      for (; t < positions.end; ++t) {
+        issue_pv(acc_o, p);
+        skew(unskewed, scores, t);
+        issue_qk(scores);
+        issue_qr(unskewed);  // for tile t + 1
+        warpgroup_wait<1>();
+        fence_operand(acc_o);
+        fence_operand(scores);
+        v_.consumer_release();
+        k_.consumer_release();
+        softmax.update(scores, t, block_.first_key(0), rescale);
+        pack_operand<T>(scores, p);
+        rescale_o(acc_o, rescale);
+        finish_product();
+      }
+    }
+    issue_pv(acc_o, p);
+    warpgroup_wait<0>();
+    fence_operand(acc_o);
+    v_.consumer_release();
+  }
+
   static TXL_DEVICE void rescale_o(float (&acc_o)[S::WIDTH / 2], const float (&rescale)[2]) {
     if (all_of_warp(rescale[0] == 1 && rescale[1] == 1)) return;  // mostly the largest score stays what it was
     TXL_UNROLL
@@ -220,10 +331,11 @@ class ForwardConsumer {
     const int D = static_cast<int>(p.D), first_column = accumulator_column();
     TXL_UNROLL
     for (int h = 0; h < 2; ++h) {
-      const float sum = softmax.sum(h), max = softmax.max(h), inverse_sum = 1 / sum;
+      const float sum = softmax.sum(h), max = softmax.max(h);
       const int i = query + 8 * h;
       if (i >= p.L) continue;
       const int64_t x = block_.bh() * p.L + i;
+      const float inverse_sum = 1 / (sum + weight_of_sink(i, max));
       const float empty = sum == 0 ? empty_output(p, block_.b, i) : 0.f;
       T* const out = const_cast<T*>(row_of<T>(p.out, block_.b, block_.h, i));
       float* const partial = p.partial + (x * p.parts + block_.part) * p.D;
@@ -247,6 +359,14 @@ class ForwardConsumer {
         p.lse[x] = log_sum_exp(p, block_.b, i, max, sum);
       }
     }
+  }
+
+  // The sink's weight beside those of keys, whose largest score is `max`.
+  TXL_DEVICE float weight_of_sink(int i, float max) const {
+    if constexpr (!S::HAS_Q_POS) return 0;
+    const View& sink = block_.p.sink;
+    if (!block_.p.has_sink) return 0;
+    return exp2f(row_of<float>(sink, block_.b, block_.h, 0)[i * sink.s2] * LOG2_E - max);
   }
 
   const QueryBlock<S>& block_;

@@ -29,13 +29,15 @@ TXL_DEVICE void pack_operand(const float (&accumulator)[32], uint32_t (&a)[16]) 
   for (int n = 0; n < 16; ++n) a[n] = pack(T(), accumulator[2 * n], accumulator[2 * n + 1]);
 }
 
-// The scale of scores in base 2. Queries are multiplied by it before they are rounded.
-TXL_DEVICE float scale_log2(const Problem& p) { return p.scale * 1.4426950408889634f; }
+// The scale of scores in base 2, and that of position queries. Queries are multiplied by it before they are rounded.
+constexpr float LOG2_E = 1.4426950408889634f;
+TXL_DEVICE float scale_log2(const Problem& p) { return p.scale * LOG2_E; }
+TXL_DEVICE float position_scale_log2(const Problem& p) { return p.position_scale * LOG2_E; }
 
-// Loads rows `first` .. + 63 of `count` as an A operand; 0 for rows and columns that do not exist. All loads are issued
-// before any is used.
+// Loads rows `first` .. + 63 of `count`, of `columns` each, as an A operand; 0 for rows and columns that do not exist.
+// All loads are issued before any is used.
 template <class T, int WIDTH>
-TXL_DEVICE void load_rows(const Problem& p, const View& rows, int64_t b, int64_t h, int first, int64_t count,
+TXL_DEVICE void load_rows(const View& rows, int64_t columns, int64_t b, int64_t h, int first, int64_t count,
                           uint32_t (&a)[WIDTH / 4]) {
   TXL_UNROLL
   for (int half = 0; half < 2; ++half) {
@@ -45,8 +47,13 @@ TXL_DEVICE void load_rows(const Problem& p, const View& rows, int64_t b, int64_t
     TXL_UNROLL
     for (int n = half; n < WIDTH / 4; n += 2)
       // plant: rows-beyond-queries
-      a[n] = load_word(row + operand_column(n), is_row && operand_column(n) < static_cast<int>(p.D));
+      a[n] = load_word(row + operand_column(n), is_row && operand_column(n) < static_cast<int>(columns));
   }
+}
+template <class T, int WIDTH>
+TXL_DEVICE void load_rows(const Problem& p, const View& rows, int64_t b, int64_t h, int first, int64_t count,
+                          uint32_t (&a)[WIDTH / 4]) {
+  load_rows<T, WIDTH>(rows, p.D, b, h, first, count, a);
 }
 // Loads a bias [H, D]: a[n] is what is added to words 2 n and 2 n + 1 of an operand, which have the same columns.
 template <class T, int WIDTH>
@@ -77,6 +84,30 @@ TXL_DEVICE void load_queries(const Problem& p, int64_t b, int64_t h, int first, 
   add_bias<T, WIDTH>(p, content, w, position), add_bias<T, WIDTH>(p, content, u, content);
 }
 
+// Multiplies the elements of an A operand; the products are rounded.
+template <class T, int WORDS>
+TXL_DEVICE void scale_operand(uint32_t (&a)[WORDS], float factor) {
+  TXL_UNROLL
+  for (int n = 0; n < WORDS; ++n) {
+    float x[2];
+    unpack(T(), a[n], x);
+    a[n] = pack(T(), factor * x[0], factor * x[1]);
+  }
+}
+// Loads queries `first` .. + 63, and their position queries, scaled.
+template <class T, int WIDTH>
+TXL_DEVICE void load_queries_and_positions(const Problem& p, int64_t b, int64_t h, int first,
+                                           uint32_t (&position)[NARROW / 4], uint32_t (&content)[WIDTH / 4]) {
+  load_rows<T, WIDTH>(p, p.q, b, h, first, p.L, content);
+  load_rows<T, NARROW>(p.q_pos, p.Dr, b, h, first, p.L, position);
+  scale_operand<T>(content, scale_log2(p)), scale_operand<T>(position, position_scale_log2(p));
+}
+
+// Stores an A operand to a narrow tile in shared memory.
+TXL_DEVICE void store_narrow_operand(const uint32_t (&a)[NARROW / 4], uint32_t tile) {
+  TXL_UNROLL
+  for (int n = 0; n < NARROW / 4; ++n) store_shared(tile + narrow_offset(operand_row(n), operand_column(n)), a[n]);
+}
 // Stores an A operand to a tile in shared memory, K-major.
 template <int WIDTH>
 TXL_DEVICE void store_operand(const uint32_t (&a)[WIDTH / 4], uint32_t tile) {

@@ -76,6 +76,10 @@ TXL_DEVICE void tma_reduce_add_box(const TensorMap& to, const void* from, int x,
       "r"(shared_address(from)), "r"(x), "r"(row), "r"(h), "r"(n)
       : "memory");
 }
+// Adds two neighbouring floats to global memory, at a multiple of 8 bytes, in any order with other additions.
+TXL_DEVICE void reduce_add_pair(float* to, float x, float y) {
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
+}
 // Makes what this thread has started since the last call a group.
 TXL_DEVICE void tma_store_arrive() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until this thread's groups have read shared memory, which may be written then.

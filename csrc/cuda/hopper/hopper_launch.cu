@@ -31,6 +31,19 @@ int64_t parts_by_rounds(int64_t blocks, int64_t tiles, int64_t multiprocessors) 
   return ceil_div(tiles, ceil_div(tiles, parts));  // none without tiles
 }
 
+// Whether rows of keys are 128 columns wide in tiles.
+bool is_wide(const Problem& p) { return p.D > 64; }
+
+// The number of queries of a block of forward, and of backward.
+int64_t queries_of_forward(const Problem& p) {
+  if (p.has_q_pos) return is_wide(p) ? ForwardQPos128<Bf16>::QUERIES : ForwardQPos64<Bf16>::QUERIES;
+  return is_wide(p) ? Forward128<Bf16>::QUERIES : Forward64<Bf16>::QUERIES;
+}
+int64_t queries_of_backward(const Problem& p) {
+  if (p.has_q_pos) return is_wide(p) ? QueriesQPos128<Bf16>::QUERIES : QueriesQPos64<Bf16>::QUERIES;
+  return is_wide(p) ? Queries128<Bf16>::QUERIES : Queries64<Bf16>::QUERIES;
+}
+
 // The maximum number of tiles of keys that a block of so many queries uses.
 int64_t tiles_of_block(const Problem& p, int64_t queries) {
   return ceil_div(std::min(p.M + p.L, p.left + 1 + queries), SIDE);
@@ -39,9 +52,10 @@ int64_t tiles_of_block(const Problem& p, int64_t queries) {
 }  // namespace
 
 int64_t split_prefill(Problem& p, int multiprocessors) {
-  if (p.L < 1 || p.D < 8 || p.D > 128 || p.D % 8 || p.B < 1 || p.H < 1 || p.type == Type::f32)
+  if (p.L < 1 || p.D < 8 || p.D > 128 || p.D % 8 || p.B < 1 || p.H < 1 || p.type == Type::f32 ||
+      (p.has_q_pos ? p.Dr != 8 && p.Dr != 16 : p.Dr != p.D || p.Hkv != p.H || p.has_sink || p.zero_outside))
     throw std::invalid_argument("sizes that the Hopper kernels do not take");
-  const int64_t queries = p.D <= 64 ? Forward64<Bf16>::QUERIES : Forward128<Bf16>::QUERIES;
+  const int64_t queries = queries_of_forward(p);
   const int64_t blocks = ceil_div(p.L, queries) * p.B * p.H;
   p.parts = p.L > MAX_GRID ? 1 : parts_by_rounds(blocks, tiles_of_block(p, queries), multiprocessors);
   if (p.B > MAX_GRID || p.H > MAX_GRID) throw std::invalid_argument("more batch rows or heads than a grid can have");
@@ -54,13 +68,16 @@ void forward_prefill(const Problem& p, void* stream) {
 }
 
 int64_t split_backward(const Problem& p, int multiprocessors) {
-  const int64_t queries = p.D <= 64 ? Queries64<Bf16>::QUERIES : Queries128<Bf16>::QUERIES;
+  const int64_t queries = queries_of_backward(p);
   return parts_by_rounds(ceil_div(p.L, queries) * p.B * p.H, tiles_of_block(p, queries), multiprocessors);
 }
 
 int64_t workspace_of(const Problem& p, const Gradients& gradients) {
-  return p.D <= 64 ? workspace_as<Queries64<Bf16>, Keys64<Bf16>>(p, gradients)
-                   : workspace_as<Queries128<Bf16>, Keys128<Bf16>>(p, gradients);
+  if (p.has_q_pos)
+    return is_wide(p) ? workspace_as<QueriesQPos128<Bf16>, KeysQPos128<Bf16>>(p, gradients)
+                      : workspace_as<QueriesQPos64<Bf16>, KeysQPos64<Bf16>>(p, gradients);
+  return is_wide(p) ? workspace_as<Queries128<Bf16>, Keys128<Bf16>>(p, gradients)
+                    : workspace_as<Queries64<Bf16>, Keys64<Bf16>>(p, gradients);
 }
 
 void backward(const Problem& p, const Gradients& gradients, void* stream) {

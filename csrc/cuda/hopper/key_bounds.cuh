@@ -26,6 +26,9 @@ TXL_DEVICE void find_key_bounds(const Problem& p, const KeyTiles& tiles, int64_t
   bounds[QUERIES + x] = any ? static_cast<int>(seen.high) + tiles.padding : 0;
 }
 
+// x / 64, rounded down.
+TXL_DEVICE int floor_tiles(int x) { return x >> 6; }
+
 // Tiles [begin, end).
 struct TileRange {
   int begin, end;

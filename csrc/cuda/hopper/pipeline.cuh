@@ -99,26 +99,35 @@ TXL_DEVICE void load_tile(char* shared, int to, Barrier* full, const RowsMap& ro
   tma_load_tile<S>(shared, to, full, rows, row, h, b);
 }
 
-// Clears a tile's rows whose bit of `visible` is 0; by a warp.
+// The same for a tile of r, which is narrow where queries of positions have a width of their own.
 template <class S>
+TXL_DEVICE void load_tile_of_r(char* shared, int to, Barrier* full, const RowsMap& rows, int row, int h) {
+  if constexpr (!S::HAS_Q_POS) return load_tile<S>(shared, to, full, rows, row, h, 0);
+  barrier_arrive_and_expect_tx(full, NARROW_BYTES);
+  tma_load_box(shared + to, rows.map, full, 0, row, h * rows.h, 0);
+}
+
+// Clears the rows of a tile of so many bytes whose bit of `visible` is 0; by a warp.
+template <int BYTES>
 TXL_DEVICE void clear_rows(uint32_t tile, uint64_t visible) {
+  constexpr int ROW = BYTES == NARROW_BYTES ? NARROW_ROW_BYTES : ROW_BYTES;
   TXL_ROLLED
-  for (int word = thread() % WARP; word < SUBTILE_BYTES / 4; word += WARP) {
-    if (visible >> (word / (ROW_BYTES / 4)) & 1) continue;
+  for (int word = thread() % WARP; word < SIDE * ROW / 4; word += WARP) {
+    if (visible >> (word / (ROW / 4)) & 1) continue;
     TXL_UNROLL
-    for (int subtile = 0; subtile < S::TILE_BYTES; subtile += SUBTILE_BYTES)
+    for (int subtile = 0; subtile < BYTES; subtile += SIDE * ROW)
       store_shared(tile + static_cast<uint32_t>(subtile + word * 4), 0u);
   }
 }
 
-// Prepares the next of the stages whose tiles begin at `tiles`: waits until it is loaded, clears the rows whose bit of
+// Prepares the next of the stages, of BYTES bytes, whose tiles begin at `tiles`: waits until it is loaded, clears the rows whose bit of
 // `visible` is 0, and arrives. By a warp.
-template <class S, int STAGES>
+template <int BYTES, int STAGES>
 TXL_DEVICE void prepare_next(const StageBarriers<STAGES>& barriers, PipelineState<STAGES>& state, uint32_t tiles,
                              uint64_t visible) {
   barrier_wait(barriers.full(state.stage), state.phase);
   if (~visible) {
-    clear_rows<S>(tiles + static_cast<uint32_t>(state.stage * S::TILE_BYTES), visible);
+    clear_rows<BYTES>(tiles + static_cast<uint32_t>(state.stage * BYTES), visible);
     fence_view_async_shared();  // plant: clearing-fence
   }
   sync_warp();

@@ -10,9 +10,10 @@ inline PrefillProblem make_prefill_problem(const Problem& p) {
   PrefillProblem x;
   static_cast<Problem&>(x) = p;
   for (const View* view : {&p.q, &p.u, &p.w, &p.out}) require_start(*view);
-  x.k_rows = map_rows(p, p.k, p.B, p.L), x.v_rows = map_rows(p, p.v, p.B, p.L);
-  x.k_mem_rows = map_rows(p, p.k_mem, p.B, p.M), x.v_mem_rows = map_rows(p, p.v_mem, p.B, p.M);
-  x.r_rows = map_rows(p, p.r, 0, p.T);
+  if (p.has_q_pos) require_start(p.q_pos);
+  x.k_rows = map_rows(p, p.k, p.B, p.Hkv, p.L), x.v_rows = map_rows(p, p.v, p.B, p.Hkv, p.L);
+  x.k_mem_rows = map_rows(p, p.k_mem, p.B, p.Hkv, p.M), x.v_mem_rows = map_rows(p, p.v_mem, p.B, p.Hkv, p.M);
+  x.r_rows = p.has_q_pos ? map_narrow_rows(p, p.r, 0, p.T, p.Dr) : map_rows(p, p.r, 0, p.H, p.T);
   return x;
 }
 
@@ -48,6 +49,8 @@ void launch_prefill(const Problem& p, void* stream) {
 
 template <class T>
 void forward_prefill_as(const Problem& p, void* stream) {
+  if (p.has_q_pos && p.D <= 64) return launch_prefill<ForwardQPos64<T>>(p, stream);
+  if (p.has_q_pos) return launch_prefill<ForwardQPos128<T>>(p, stream);
   if (p.D <= 64) return launch_prefill<Forward64<T>>(p, stream);
   return launch_prefill<Forward128<T>>(p, stream);
 }
@@ -55,6 +58,8 @@ void forward_prefill_as(const Problem& p, void* stream) {
 template <class T>
 void load_prefill_as(const Problem& p) {
   load_kernel(merge_kernel<T>);
+  if (p.has_q_pos && p.D <= 64) return allow_shared(forward_kernel<ForwardQPos64<T>>, ForwardQPos64<T>::SHARED_BYTES);
+  if (p.has_q_pos) return allow_shared(forward_kernel<ForwardQPos128<T>>, ForwardQPos128<T>::SHARED_BYTES);
   if (p.D <= 64) return allow_shared(forward_kernel<Forward64<T>>, Forward64<T>::SHARED_BYTES);
   return allow_shared(forward_kernel<Forward128<T>>, Forward128<T>::SHARED_BYTES);
 }

@@ -59,7 +59,29 @@ struct QueryBlock {
     return range.begin < range.end ? range : TileRange{tiles, tiles};
   }
 
+  // The tiles of r that the block loads. With position queries those of distances within the table, one before and two
+  // after.
+  TXL_DEVICE TileRange tiles_of_r() const {
+    if constexpr (!S::HAS_Q_POS) return {-S::GROUPS, tiles + 1};
+    const int row = static_cast<int>(p.zero_row) + distance(0);  // of tile 0; tile j begins 64 j rows before
+    const int begin = floor_tiles(row - static_cast<int>(p.T)), end = floor_tiles(row + SIDE - 1) + 3;
+    const TileRange range = {begin > -S::GROUPS ? begin : -S::GROUPS, end < tiles ? end : tiles + 1};
+    return range.begin < range.end && p.T ? range : TileRange{tiles, tiles};
+  }
+  // The tiles of keys of `range` that have position scores for a warpgroup, for which it uses tiles of r from
+  // number begin - 1 - warpgroup on; none: begin and end are range.end.
+  TXL_DEVICE TileRange position_tiles(const TileRange& range, const TileRange& r_tiles, int warpgroup) const {
+    const int begin = r_tiles.begin + 1 + warpgroup, end = r_tiles.end - 1 + warpgroup;
+    const TileRange tiles_in_both = {begin > range.begin ? begin : range.begin, end < range.end ? end : range.end};
+    return tiles_in_both.begin < tiles_in_both.end ? tiles_in_both : TileRange{range.end, range.end};
+  }
+
   TXL_DEVICE int64_t bh() const { return b * p.H + h; }
+  // The head of keys and values.
+  TXL_DEVICE int kv_head() const {
+    if constexpr (!S::HAS_Q_POS) return h;
+    return h / static_cast<int>(p.H / p.Hkv);
+  }
   // The index of the first key of the part's tile t.
   TXL_DEVICE int first_key(int t) const { return (first_tile + t) * SIDE - key_tiles.padding; }
   // The keys of the part's tile t that query x of the block sees: [low, high), counted from the tile's first.
@@ -82,6 +104,20 @@ struct QueryBlock {
   TXL_DEVICE uint32_t address(int at) const { return shared_address(shared) + static_cast<uint32_t>(at); }
 };
 
+// A warpgroup's place among the block's tiles of r, where it uses some of them.
+struct ProductsOfR {
+  TileRange r_tiles;
+  int warpgroup, next;  // the tile of keys with which the next tile of r comes
+
+  // Releases unused, by skip_r(), the tiles of r that come before tile `end` of the keys.
+  template <class SkipR>
+  TXL_DEVICE void skip(int end, const SkipR& skip_r) {
+    TXL_ROLLED
+    for (; next < end; ++next)
+      if (next - warpgroup >= r_tiles.begin && next - warpgroup < r_tiles.end) skip_r();
+  }
+};
+
 // The producer: loads all tiles in the order in which they are used. Those of r begin GROUPS before the first of k. By
 // one thread.
 template <class S>
@@ -90,23 +126,27 @@ TXL_DEVICE void load_tiles(const QueryBlock<S>& block) {
   Producer<S::STAGES> k(block.k.empty());
   Producer<S::V_STAGES> v(block.v.empty());
   Producer<S::R_STAGES> r(block.r.empty());
+  const int head = block.kv_head();
   const auto load_r = [&](int j) {
     const int stage = r.producer_acquire(), row = static_cast<int>(p.zero_row) + block.distance(j);
-    load_tile<S>(block.shared, S::r + stage * S::TILE_BYTES, block.r.full(stage), p.r_rows, row, block.h, 0);
+    load_tile_of_r<S>(block.shared, S::r + stage * S::R_TILE_BYTES, block.r.full(stage), p.r_rows, row, block.h);
   };
   const auto load_keys = [&](auto& producer, int to, const auto& barriers, const RowsMap& memory,
                              const RowsMap& segment, int t) {
     const int stage = producer.producer_acquire(), row = block.first_key(t);
     const bool is_memory = block.first_tile + t < block.key_tiles.memory_tiles;
     load_tile<S>(block.shared, to + stage * S::TILE_BYTES, barriers.full(stage), is_memory ? memory : segment,
-                 is_memory ? row : row - static_cast<int>(p.M), block.h, block.b);
+                 is_memory ? row : row - static_cast<int>(p.M), head, block.b);
   };
+  const TileRange r_tiles = block.tiles_of_r();
+  const auto is_loaded = [&](int j) { return !S::HAS_Q_POS || (j >= r_tiles.begin && j < r_tiles.end); };
   TXL_ROLLED
-  for (int j = -S::GROUPS; j <= 0; ++j) load_r(j);  // plant: first-tiles-of-r
+  for (int j = -S::GROUPS; j <= 0; ++j)  // plant: first-tiles-of-r
+    if (is_loaded(j)) load_r(j);
   TXL_ROLLED
   for (int t = 0; t < block.tiles; ++t) {
     load_keys(k, S::k, block.k, p.k_mem_rows, p.k_rows, t);
-    load_r(t + 1);
+    if (is_loaded(t + 1)) load_r(t + 1);
     load_keys(v, S::v, block.v, p.v_mem_rows, p.v_rows, t);
   }
 }

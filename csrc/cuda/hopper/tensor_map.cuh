@@ -8,10 +8,11 @@
 
 namespace txl_cuda {
 
-// Describes a tensor [n, h, rows, columns] in boxes of so many rows of 128 bytes.
+// Describes a tensor [n, h, rows, columns] in boxes of so many rows of row_bytes bytes, 128 or 32, with the swizzle of
+// that width.
 inline void encode(TensorMap& map, Type type, const void* data, const int64_t (&sizes)[4], const int64_t (&steps)[4],
-                   int rows = SIDE) {
-  const int item = type == Type::f32 ? 4 : 2, columns = ROW_BYTES / item;
+                   int rows = SIDE, int row_bytes = ROW_BYTES) {
+  const int item = type == Type::f32 ? 4 : 2, columns = row_bytes / item;
 #ifdef __CUDACC__
   static const auto encode_tiled = [] {
     void* function = nullptr;
@@ -32,12 +33,13 @@ inline void encode(TensorMap& map, Type type, const void* data, const int64_t (&
                                             : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   const CUresult result =
       encode_tiled(&map, element, 4, const_cast<void*>(data), dims, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                   row_bytes == ROW_BYTES ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_32B,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS)
     throw std::runtime_error("CUDA: cuTensorMapEncodeTiled failed with error " + std::to_string(result));
 #else
   map = TensorMap();
-  map.data = data, map.item = item;
+  map.data = data, map.item = item, map.swizzle = row_bytes;
   for (int n = 0; n < 4; ++n) map.sizes[n] = sizes[n], map.steps[n] = steps[n], map.box[n] = 1;
   map.box[0] = columns, map.box[1] = rows;
 #endif
@@ -51,8 +53,10 @@ inline void require_start(const View& view) {
         "backend='triton' takes any");
 }
 
-// Describes the rows of `view`, which has B batch rows (0: no such axis) and H heads. No rows: a map that is not used.
-inline RowsMap map_rows(const Problem& p, const View& view, int64_t B, int64_t rows) {
+// Describes the rows of `view`, of so many columns, which has B batch rows (0: no such axis) and H heads, in tiles whose
+// rows have row_bytes bytes. No rows: a map that is not used.
+inline RowsMap map_rows(const View& view, Type type, int64_t B, int64_t H, int64_t rows, int64_t columns,
+                        int row_bytes) {
   RowsMap map;
   if (!rows) return map;
   require_start(view);
@@ -61,13 +65,19 @@ inline RowsMap map_rows(const Problem& p, const View& view, int64_t B, int64_t r
   const int64_t row = one_axis ? view.s1 : view.s2, head = one_axis ? view.s0 : view.s1;
   const int64_t batch_row = one_axis ? 0 : view.s0;
   const auto is_axis = [](int64_t size, int64_t stride) { return size > 1 && stride; };
-  map.h = is_axis(p.H, head), map.n = is_axis(B, batch_row);
-  const int64_t sizes[4] = {p.D, rows, map.h ? p.H : 1, map.n ? B : 1};
-  const int64_t alone = p.D * ITEM;  // from an axis' only entry to the next: 16 bytes at least
+  map.h = is_axis(H, head), map.n = is_axis(B, batch_row);
+  const int64_t sizes[4] = {columns, rows, map.h ? H : 1, map.n ? B : 1};
+  const int64_t alone = columns * ITEM;  // from an axis' only entry to the next: 16 bytes at least
   const int64_t steps[4] = {ITEM, rows > 1 ? row * ITEM : alone, map.h ? head * ITEM : alone,
                             map.n ? batch_row * ITEM : alone};
-  encode(map.map, p.type, view.data, sizes, steps);
+  encode(map.map, type, view.data, sizes, steps, SIDE, row_bytes);
   return map;
+}
+inline RowsMap map_rows(const Problem& p, const View& view, int64_t B, int64_t H, int64_t rows) {
+  return map_rows(view, p.type, B, H, rows, p.D, ROW_BYTES);
+}
+inline RowsMap map_narrow_rows(const Problem& p, const View& view, int64_t B, int64_t rows, int64_t columns) {
+  return map_rows(view, p.type, B, p.H, rows, columns, NARROW_ROW_BYTES);
 }
 
 // Describes float32 sums [tables, H, rows, D], contiguous, in boxes of `box` rows. Without data: a map that is not
@@ -75,7 +85,7 @@ inline RowsMap map_rows(const Problem& p, const View& view, int64_t B, int64_t r
 inline TensorMap map_sums(const Problem& p, const float* data, int64_t tables, int64_t rows, int box) {
   TensorMap map{};
   if (!data) return map;
-  const int64_t sizes[4] = {p.D, rows, p.H, tables}, row = 4 * p.D;
+  const int64_t sizes[4] = {p.D, rows, p.H, tables}, row = 4 * p.D;  // unused with position queries
   encode(map, Type::f32, data, sizes, {4, row, row * rows, row * rows * p.H}, box);
   return map;
 }

@@ -19,6 +19,7 @@ struct alignas(128) TensorMap {  // its bytes are read by tests/support/cuda_ptx
   const void* data;
   int64_t sizes[4], steps[4];  // innermost axis first; steps in bytes
   int32_t box[4], item;
+  int32_t swizzle;  // bytes of a row of a box, 128 or 32
 };
 static_assert(sizeof(TensorMap) == 128);
 using Barrier = uint64_t;
@@ -103,7 +104,8 @@ inline const uint32_t* exchange(uint32_t x) {
   return words;
 }
 
-inline uint32_t swizzled(uint32_t at) { return at ^ (at >> 7 & 7) << 4; }
+// An address in rows of 128 or 32 bytes with the swizzle of that width.
+inline uint32_t swizzled(uint32_t at, int width) { return at ^ (at >> 7 & static_cast<uint32_t>(width / 16 - 1)) << 4; }
 
 }  // namespace simt
 
@@ -143,7 +145,7 @@ void walk_box(const TensorMap& map, uint32_t at, int x, int row, int h, int n, c
       for (int d = 0; d < 4; ++d) inside &= place[d] >= 0 && place[d] < map.sizes[d], offset += place[d] * map.steps[d];
       char* const element = static_cast<char*>(const_cast<void*>(map.data)) + offset;
       const auto byte = static_cast<uint32_t>((i * map.box[0] + j) * map.item);
-      each(simt::shared_at(simt::swizzled(at + byte)), inside ? element : nullptr);
+      each(simt::shared_at(simt::swizzled(at + byte, map.swizzle)), inside ? element : nullptr);
     }
 }
 inline uint32_t box_address(const void* p) {
@@ -181,6 +183,7 @@ inline void tma_reduce_add_box(const TensorMap& map, const void* from, int x, in
     });
   });
 }
+inline void reduce_add_pair(float* to, float x, float y) { to[0] += x, to[1] += y; }
 inline void tma_store_arrive() {}
 inline void tma_store_wait() {
   auto& mine = simt::units().reductions[thread()];

@@ -11,18 +11,26 @@ inline int64_t products = 0;  // of warpgroups, since the start: fibers run one 
 
 inline uint32_t address_of(uint64_t descriptor) { return static_cast<uint32_t>(descriptor & 0x3FFF) << 4; }
 
+inline bool is_narrow(uint64_t descriptor) { return descriptor >> 62 == 3; }
+// Bytes of an operand of so many elements.
+inline size_t bytes_of(uint64_t descriptor, int count, int depth) {
+  return static_cast<size_t>(is_narrow(descriptor) ? count * depth * 2 : count * depth / SIDE / SIDE * SUBTILE_BYTES);
+}
+
 // [count, depth] of an operand in shared memory.
 template <class E, Major MAJOR>
 void read_tile(uint64_t descriptor, int count, int depth, std::vector<float>& to) {
   const uint32_t tile = address_of(descriptor);
+  const int row_bytes = is_narrow(descriptor) ? NARROW_ROW_BYTES : ROW_BYTES;
+  if (is_narrow(descriptor) && (MAJOR == Major::K ? depth : count) != NARROW) simt::die("a narrow operand of any width");
   to.resize(static_cast<size_t>(count * depth));
   for (int n = 0; n < count; ++n)
     for (int k = 0; k < depth; ++k) {
       const int row = MAJOR == Major::K ? n : k, column = MAJOR == Major::K ? k : n;
       const uint32_t at =
-          tile + static_cast<uint32_t>(column / SIDE * SUBTILE_BYTES + row * ROW_BYTES + column % SIDE * 2);
+          tile + static_cast<uint32_t>(column / SIDE * SUBTILE_BYTES + row * row_bytes + column % SIDE * 2);
       E x;
-      std::memcpy(&x, simt::shared_at(simt::swizzled(at)), 2);
+      std::memcpy(&x, simt::shared_at(simt::swizzled(at, row_bytes)), 2);
       to[static_cast<size_t>(n * depth + k)] = to_float(x);
     }
 }
@@ -73,18 +81,17 @@ void issue_rs(E, float (&d)[N], const uint32_t (&a)[K], uint64_t b) {
   if (thread() % WARPGROUP == 0) emulated::read_tile<E, B>(b, 2 * N, DEPTH, group.b);
   group.meeting.wait();
   emulated::finish(d, DEPTH, SCALE == ScaleOut::One, emulated::NONE, 0, emulated::address_of(b),
-                   static_cast<size_t>(DEPTH / SIDE * 2 * N / SIDE * SUBTILE_BYTES));
+                   emulated::bytes_of(b, 2 * N, DEPTH));
 }
 
-template <int DEPTH, Major A, Major B, ScaleOut SCALE, class E, int N>
+template <int DEPTH, Major A, Major B, ScaleOut SCALE, Swizzle, Swizzle, class E, int N>
 void issue_ss(E, float (&d)[N], uint64_t a, uint64_t b) {
   simt::Group& group = simt::units().groups[thread() / WARPGROUP];
   if (thread() % WARPGROUP == 0)
     emulated::read_tile<E, A>(a, SIDE, DEPTH, group.a), emulated::read_tile<E, B>(b, 2 * N, DEPTH, group.b);
   group.meeting.wait();
-  const int left = DEPTH / SIDE, right = DEPTH / SIDE * 2 * N / SIDE;
-  emulated::finish(d, DEPTH, SCALE == ScaleOut::One, emulated::address_of(a), static_cast<size_t>(left * SUBTILE_BYTES),
-                   emulated::address_of(b), static_cast<size_t>(right * SUBTILE_BYTES));
+  emulated::finish(d, DEPTH, SCALE == ScaleOut::One, emulated::address_of(a), emulated::bytes_of(a, SIDE, DEPTH),
+                   emulated::address_of(b), emulated::bytes_of(b, 2 * N, DEPTH));
 }
 template <int LEFT>
 void warpgroup_wait() {
