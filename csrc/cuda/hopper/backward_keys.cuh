@@ -313,15 +313,15 @@ class KeysConsumer {
       const uint32_t r = block_.address(S::r + r_.consumer_wait() * NARROW_BYTES);
       gemm_ss<T, NARROW, Major::K, Major::K, ScaleOut::Zero, Swizzle::B32, Swizzle::B32>(
           unskewed, block_.address(S::q_position + n * NARROW_BYTES), r);
-      issue_keys_by_queries(dp, v_, S::v, stage(S::dout, n));
       const int row = accumulator_row(warp_);
       for (int h = 0; h < 2; ++h)
         lse[h] = load_shared(block_.address(S::stats + n * S::STATS_BYTES + (row + 8 * h) * 4));
-      warpgroup_wait<1>();
+      warpgroup_wait<0>();
       fence_operand(unskewed);
       r_.advance();
       r_below_.consumer_release();
       skew_.store(unskewed, lse, ++skews_);
+      issue_keys_by_queries(dp, v_, S::v, stage(S::dout, n));
       sync_warpgroup(warpgroup_);  // plant: positions-skew-barrier
       skew_.load(scores, skews_);
     } else {

@@ -50,7 +50,7 @@ class QueriesConsumer {
         v_(block.v.full(), block.v.empty()),
         r_(block.r.prepared(), block.r.empty()),
         r_for_dq_(block.r.prepared(), block.r.empty()),
-        skew_(block.address(0), S::skew + (warpgroup_ * WARPGROUP_WARPS + warp_) * Skew::BYTES, warp_),
+        skew_(block.address(0), skew_ring(), warp_),
         unskew_(block.address(0), S::ds + warpgroup_ * 2 * SUBTILE_BYTES, warp_),
         dr_(p, block, warpgroup_, warp_) {}
 
@@ -109,6 +109,8 @@ class QueriesConsumer {
       }
       if (t >= range.end) break;
       products.skip(t - 1, skip);
+      skew_ = Skew(block_.address(0), opaque(skew_ring()), warp_);
+      unskew_ = Unskew(block_.address(0), opaque(S::ds + warpgroup_ * 2 * SUBTILE_BYTES), warp_);
       mainloop(positions, dq, dq_pos);
       t = positions.end, products.next = t + 1;
     }
@@ -255,6 +257,8 @@ class QueriesConsumer {
   TXL_DEVICE int low(int h) const { return block_.key_low(query_ + 8 * h - block_.first_query, 0); }
   TXL_DEVICE int high(int h) const { return block_.key_high(query_ + 8 * h - block_.first_query, 0); }
 
+  // The warp's ring of the skew.
+  TXL_DEVICE int skew_ring() const { return S::skew + (warpgroup_ * WARPGROUP_WARPS + warp_) * Skew::BYTES; }
   // Addresses: this warpgroup's tile, a stage's tile, the tile of dS by distance that is whole after tile t of the
   // keys.
   TXL_DEVICE uint32_t tile(int at) const { return block_.address(at + warpgroup_ * S::TILE_BYTES); }

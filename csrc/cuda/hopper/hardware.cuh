@@ -105,6 +105,12 @@ TXL_DEVICE int max_of_warp(int x) { return __reduce_max_sync(0xFFFFFFFFu, x); }
 // Broadcasts the value of lane 0, so that the compiler knows it to be uniform.
 TXL_DEVICE int broadcast_first_lane(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 
+// The same value, from which the compiler computes nothing before this place: registers are scarce before.
+TXL_DEVICE int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // Sets the number of registers of each thread of this warpgroup to N, fewer or more than before.
 template <int N>
 TXL_DEVICE void warpgroup_reg_dealloc() {

@@ -200,6 +200,7 @@ void named_barrier_sync() {
   if (!barrier) barrier = std::make_unique<simt::Barrier>(THREADS);
   barrier->wait();
 }
+inline int opaque(int x) { return x; }
 template <int N>
 void warpgroup_reg_dealloc() {}
 template <int N>
