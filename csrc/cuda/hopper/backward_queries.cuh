@@ -113,6 +113,7 @@ class QueriesConsumer {
       unskew_ = Unskew(block_.address(0), opaque(S::ds + warpgroup_ * 2 * SUBTILE_BYTES), warp_);
       mainloop(positions, dq, dq_pos);
       t = positions.end, products.next = t + 1;
+      sync_warp();  // the lane that released the last stage meets the others before the next product
     }
     TXL_ROLLED
     for (; t < block_.tiles; ++t) k_.skip(), products.skip(t + 2, skip), v_.skip();
@@ -148,7 +149,8 @@ class QueriesConsumer {
       store_operand<S::WIDTH>(q_content_, tile(S::q_content));
       store_operand<S::WIDTH>(dout_, tile(S::dout));
     }
-    compute_stats();
+    float share[2];
+    compute_stats(share);
     if (block_.part == 0)
       write_queries<S::WIDTH>(p_.q_content, p_.D, q_content_), write_queries<S::WIDTH>(p_.q_position, p_.D, q_position_);
     const uint32_t zeros[16] = {};
@@ -165,8 +167,14 @@ class QueriesConsumer {
     load_rows<T, S::WIDTH>(p_, p_.dout, block_.b, block_.h, first_query_, p_.L, dout_);
     clear_empty_queries(position), clear_empty_queries(q_content_), clear_empty_queries(dout_);
     store_narrow_operand(position, block_.address(S::q_position + warpgroup_ * S::R_TILE_BYTES));
-    compute_stats();
-    if (p_.has_sink) scale_by_share();
+    float share[2];
+    compute_stats(share);
+    TXL_UNROLL
+    for (int n = 0; n < S::WIDTH / 4; ++n) {
+      float x[2];
+      unpack(T(), dout_[n], x);
+      dout_[n] = pack(T(), share[n % 2] * x[0], share[n % 2] * x[1]);
+    }
     if constexpr (S::IN_SHARED) {
       store_operand<S::WIDTH>(q_content_, tile(S::q_content));
       store_operand<S::WIDTH>(dout_, tile(S::dout));
@@ -181,30 +189,16 @@ class QueriesConsumer {
     sync_warpgroup(warpgroup_);
   }
 
-  // Multiplies dout by the keys' share of the weights, and writes the gradient of the sink.
-  TXL_DEVICE void scale_by_share() {
-    float share[2];
-    TXL_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      const int i = query_ + 8 * h;
-      share[h] = 0;
-      if (i >= p_.L) continue;
-      const int64_t at = block_.bh() * p_.L + i;
-      const float sink = row_of<float>(p_.sink, block_.b, block_.h, 0)[i * p_.sink.s2];
-      const bool empty = low(h) >= high(h) || p_.lse[at] == -INFINITY;
-      share[h] = empty ? 0 : 1 / (1 + exp2f((sink - p_.lse[at]) * LOG2_E));
-      const float dout_out = delta_[h] + (p_.dlse && !empty ? p_.dlse[at] : 0.f);
-      const bool writes = p_.dsink.data && block_.part == 0 && thread() % 4 == 0;
-      if (writes)
-        const_cast<float*>(row_of<float>(p_.dsink, block_.b, block_.h, 0))[i * p_.dsink.s2] =
-            empty ? 0.f : (share[h] - 1) * dout_out;
-    }
-    TXL_UNROLL
-    for (int n = 0; n < S::WIDTH / 4; ++n) {
-      float x[2];
-      unpack(T(), dout_[n], x);
-      dout_[n] = pack(T(), share[n % 2] * x[0], share[n % 2] * x[1]);
-    }
+  // The keys' share of the weights beside the sink. Writes the gradient of the sink.
+  TXL_DEVICE float share_beside_sink(int i, float lse, float dout_out, bool empty) const {
+    if constexpr (!S::HAS_Q_POS) return 1;
+    if (!p_.has_sink || i >= p_.L) return 1;
+    const float sink = row_of<float>(p_.sink, block_.b, block_.h, 0)[i * p_.sink.s2] * LOG2_E;
+    const float share = empty ? 0.f : 1 / (1 + exp2f(sink - lse));
+    if (p_.dsink.data && block_.part == 0 && thread() % 4 == 0)
+      const_cast<float*>(row_of<float>(p_.dsink, block_.b, block_.h, 0))[i * p_.dsink.s2] =
+          empty ? 0.f : (share - 1) * dout_out;
+    return share;
   }
 
   // Rows of queries that see no key may hold anything, and meet a dS of 0.
@@ -215,8 +209,8 @@ class QueriesConsumer {
     for (int n = 0; n < WORDS; ++n) a[n] = sees[n % 2] ? a[n] : 0;
   }
 
-  // delta = dout . out - dlse, and lse in base 2.
-  TXL_DEVICE void compute_stats() {
+  // delta = share dout . out - dlse, and lse in base 2. share: of the keys beside the sink, 1 without.
+  TXL_DEVICE void compute_stats(float (&share)[2]) {
     float delta[2] = {};
     uint32_t out[S::WIDTH / 4];
     load_rows<T, S::WIDTH>(p_, p_.out, block_.b, block_.h, first_query_, p_.L, out);
@@ -235,7 +229,8 @@ class QueriesConsumer {
       const float lse = i < p_.L ? p_.lse[at] * 1.4426950408889634f : -INFINITY;
       // Weights of a query that sees nothing are 0; out and lse are not to be trusted there.
       const bool empty = low(h) >= high(h) || lse == -INFINITY;
-      delta_[h] = empty ? 0.f : delta[h] - (p_.dlse ? p_.dlse[at] : 0.f);
+      share[h] = share_beside_sink(i, lse, delta[h], empty);
+      delta_[h] = empty ? 0.f : share[h] * delta[h] - (p_.dlse ? p_.dlse[at] : 0.f);
       const float base = empty ? INFINITY : lse > MAX_LSE || lse < -MAX_LSE ? NAN : lse;
       shifted_lse_[h] = base - LOG2_LN2;
       if (thread() % 4 == 0 && block_.part == 0) p_.stats[block_.bh() * p_.rows + i] = {base, delta_[h]};

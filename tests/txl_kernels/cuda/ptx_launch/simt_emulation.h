@@ -30,14 +30,19 @@ void add_backward_maps(const Problem&, std::vector<uint64_t>&, long) {}
 template <class Problem, class Add>
 auto add_backward_spans(const Problem& p, const Add& add, int) -> decltype(static_cast<void>(p.stats)) {
   const uint64_t item = 2, heads = p.B * p.H, end = heads * p.L;
-  const auto rows = [&](const auto& view, uint64_t n) {
-    if (view.data && n) add(view.data, ((p.B - 1) * view.s0 + (p.H - 1) * view.s1 + (n - 1) * view.s2 + p.D) * item);
+  const auto rows = [&](const auto& view, uint64_t H, uint64_t n, uint64_t columns) {
+    if (view.data && n)
+      add(view.data, ((p.B - 1) * view.s0 + (H - 1) * view.s1 + (n - 1) * view.s2 + columns) * item);
   };
-  rows(p.dout, p.L), rows(p.dq, p.L), rows(p.dk, p.L), rows(p.dv, p.L), rows(p.dk_mem, p.M), rows(p.dv_mem, p.M);
+  rows(p.dout, p.H, p.L, p.D), rows(p.dq, p.H, p.L, p.D), rows(p.dq_pos, p.H, p.L, p.Dr);
+  rows(p.dk, p.Hkv, p.L, p.D), rows(p.dv, p.Hkv, p.L, p.D);
+  rows(p.dk_mem, p.Hkv, p.M, p.D), rows(p.dv_mem, p.Hkv, p.M, p.D);
+  const auto& dsink = p.dsink;
+  if (dsink.data) add(dsink.data, ((p.B - 1) * dsink.s0 + (p.H - 1) * dsink.s1 + (p.L - 1) * dsink.s2 + 1) * 4);
   add(p.dlse, end * 4);
-  add(p.dr, p.tables * p.dr_rows.steps[3]);
+  add(p.dr, p.tables * p.H * (128 + p.T) * p.Dr * 4);
   add(p.q_content, p.workspace_bytes);
-  if (p.dr_out.data) add(p.dr_out.data, ((p.H - 1) * p.dr_out.s0 + (p.T - 1) * p.dr_out.s1 + p.D) * item);
+  if (p.dr_out.data) add(p.dr_out.data, ((p.H - 1) * p.dr_out.s0 + (p.T - 1) * p.dr_out.s1 + p.Dr) * item);
   for (const auto* view : {&p.du, &p.dw})
     if (view->data) add(view->data, ((p.H - 1) * view->s0 + p.D) * item);
 }
@@ -63,19 +68,22 @@ void launch_elsewhere(void (*kernel)(Problem), dim3 grid, int threads, size_t sh
   Dl_info symbol;
   if (!dladdr(reinterpret_cast<void*>(kernel), &symbol) || !symbol.dli_sname) die("a kernel without a name");
   const uint64_t item = p.type == decltype(p.type)::f32 ? 4 : 2;
-  const uint64_t B = p.B, H = p.H, L = p.L, M = p.M, T = p.T, D = p.D;
+  const uint64_t B = p.B, H = p.H, Hkv = p.Hkv, L = p.L, M = p.M, T = p.T, D = p.D;
   uint64_t spans[64];
   int count = 0;
   const auto may_access = [&](const void* data, uint64_t bytes) {
     if (!data || !bytes) return;
     spans[2 * count] = reinterpret_cast<uint64_t>(data), spans[2 * count + 1] = bytes, ++count;
   };
-  const auto rows = [&](const auto& view, uint64_t n0, uint64_t n1, uint64_t n2) {
+  const auto rows = [&](const auto& view, uint64_t n0, uint64_t n1, uint64_t n2, uint64_t columns) {
     if (n0 && n1 && n2)
-      may_access(view.data, ((n0 - 1) * view.s0 + (n1 - 1) * view.s1 + (n2 - 1) * view.s2 + D) * item);
+      may_access(view.data, ((n0 - 1) * view.s0 + (n1 - 1) * view.s1 + (n2 - 1) * view.s2 + columns) * item);
   };
-  rows(p.q, B, H, L), rows(p.k, B, H, L), rows(p.v, B, H, L), rows(p.k_mem, B, H, M), rows(p.v_mem, B, H, M);
-  rows(p.r, H, T, 1), rows(p.u, H, 1, 1), rows(p.w, H, 1, 1), rows(p.out, B, H, L);
+  rows(p.q, B, H, L, D), rows(p.k, B, Hkv, L, D), rows(p.v, B, Hkv, L, D), rows(p.out, B, H, L, D);
+  rows(p.k_mem, B, Hkv, M, D), rows(p.v_mem, B, Hkv, M, D), rows(p.r, H, T, 1, p.Dr), rows(p.q_pos, B, H, L, p.Dr);
+  rows(p.u, H, 1, 1, D), rows(p.w, H, 1, 1, p.Dr);
+  if (p.sink.data)
+    may_access(p.sink.data, ((B - 1) * p.sink.s0 + (H - 1) * p.sink.s1 + (L - 1) * p.sink.s2 + 1) * sizeof(float));
   for (const auto& x : {p.start, p.end}) may_access(x.data, ((B - 1) * x.s0 + (L - 1) * x.s1 + 1) * sizeof(int32_t));
   may_access(p.seed, sizeof(int64_t));
   may_access(p.lse, B * H * L * sizeof(float));
