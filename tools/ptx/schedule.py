@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptx.faults import Fault
-from ptx.lanes import Lanes, lanes_of
+from ptx.lanes import WARP, Lanes, lanes_of
 
 if TYPE_CHECKING:
     from ptx.block import Block
@@ -42,6 +42,7 @@ class Schedule:
         ready, parked: threads that can continue, and threads that wait at mbarriers.
         groups: masks of warpgroups, in the order in which they run as far as they can.
         waiting: threads at barriers of the block, by barrier number.
+        parts: threads that wait for the rest of their warp, at a barrier of the warp.
     """
 
     def __init__(self, block: "Block") -> None:
@@ -50,6 +51,7 @@ class Schedule:
         self.ready: dict[int, np.ndarray] = {0: np.ones(block.threads, bool)}
         self.parked: dict[int, np.ndarray] = {}
         self.waiting: dict[int, _Waiting] = {}
+        self.parts: dict[int, np.ndarray] = {}
         self.ended = np.zeros(block.threads, bool)
         self.all = self.front = np.ones(block.threads, bool)  # front: the threads that are run now
         number = np.arange(block.threads) // GROUP
@@ -59,7 +61,7 @@ class Schedule:
 
     def run(self) -> None:
         """Run until all threads have ended."""
-        while self.ready or self.parked or self.waiting:
+        while self.ready or self.parked or self.waiting or self.parts:
             if self.ready:
                 self.front = next((g for g in self.groups if any((x & g).any() for x in self.ready.values())), self.all)
                 pc = self._lowest()
@@ -101,13 +103,15 @@ class Schedule:
             if counts is not None:
                 counts.issued(pc, lanes)
             active = self._active(now, lanes)
-            if active.n and now.kind != "plain":
+            if active.n and now.kind == "warp barrier" and active is lanes and lanes.whole and pc not in self.parts:
+                now.run(block, active)
+            elif active.n and now.kind != "plain":
                 stays = self._control(pc, now, lanes, active)
                 if stays is None:
                     return
                 pc = stays
                 continue
-            if active.n:
+            elif active.n:
                 now.run(block, active)
             pc += 1
         if pc == len(self.code):
@@ -143,10 +147,22 @@ class Schedule:
                 return pc + 1
             self.parked[pc] = self.parked.get(pc, False) | (active.mask & ~done)
             self._add(pc + 1, done)
+        elif now.kind == "warp barrier":
+            self._meet_in_warps(pc, now, active)
         else:
             self._arrive(pc, active, *now.run(self.block, active))
         self._add(pc + 1, others)
         return None
+
+    def _meet_in_warps(self, pc: int, now: "Decoded", active: Lanes) -> None:
+        """Let the warps whose threads have all arrived at a barrier of the warp continue."""
+        arrived = self.parts.pop(pc, np.zeros_like(active.mask)) | active.mask
+        whole = np.repeat(arrived.reshape(-1, WARP).all(1), WARP)
+        if whole.any():
+            now.run(self.block, lanes_of(whole))
+        self._add(pc + 1, whole)
+        if (arrived & ~whole).any():
+            self.parts[pc] = arrived & ~whole
 
     def _arrive(self, pc: int, active: Lanes, number: int, count: int | None, waits: bool) -> None:
         """Arrive at a barrier of the block, which is for `count` threads or (None) for all; waits:
@@ -167,4 +183,6 @@ class Schedule:
     def _why_stuck(self) -> str:
         if self.parked:
             return "threads wait for ever at an mbarrier"
+        if self.parts:
+            return "threads wait at a barrier of their warp, the rest of which does not come"
         return "threads wait at a barrier that others " + ("have ended before" if self.ended.any() else "do not reach")

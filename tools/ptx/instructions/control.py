@@ -29,17 +29,12 @@ def barrier(x: Instruction) -> Any:
     return lambda block, lanes: (number, count, waits)
 
 
-@instruction("bar.warp.sync")
+@instruction("bar.warp.sync", kind="warp barrier")
 def warp_barrier(x: Instruction) -> Any:
     if x.operands not in ([Immediate(-1)], [Immediate(0xFFFFFFFF)]):
         raise NotModelled(x.text)
 
-    def run(block: Any, lanes: Any) -> None:
-        if not lanes.whole:
-            raise NotModelled("bar.warp.sync while part of a warp is elsewhere")
-        block.order.meet_in_warps(lanes)
-
-    return run
+    return lambda block, lanes: block.order.meet_in_warps(lanes)
 
 
 @instruction("fence", "membar")
