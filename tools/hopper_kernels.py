@@ -10,12 +10,14 @@ class Instance(NamedTuple):
     Attributes:
         kernel: forward, backward_queries or backward_keys.
         groups: consumer warpgroups of a block, besides the producer.
+        has_q_pos: True for an instance with queries of positions.
     """
 
     kernel: str
     dtype: str
     width: int
     groups: int
+    has_q_pos: bool
 
 
 def instance(mangled: str) -> Instance | None:
@@ -25,4 +27,7 @@ def instance(mangled: str) -> Instance | None:
     """
     pattern = r"\d(forward|backward_queries|backward_keys)_kernel.*?(Bf16|F16)ELi(\d+)ELi(\d+)E"
     found = re.search(pattern, mangled)
-    return None if found is None else Instance(found[1], found[2].lower(), int(found[3]), int(found[4]))
+    if found is None:
+        return None
+    has_q_pos = re.search(r"Lb1EEEEEv", mangled) is not None  # the last argument of the shape
+    return Instance(found[1], found[2].lower(), int(found[3]), int(found[4]), has_q_pos)

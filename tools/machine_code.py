@@ -223,7 +223,8 @@ def readable(mangled: str) -> str:
     bf16 width 64"."""
     hopper = hopper_kernels.instance(mangled)
     if hopper is not None:
-        return f"hopper {hopper.kernel} {hopper.dtype} width {hopper.width}"
+        positions = " q_pos" if hopper.has_q_pos else ""
+        return f"hopper {hopper.kernel} {hopper.dtype} width {hopper.width}{positions}"
     kind = re.search(r"(part|merge|finish)_kernel", mangled)
     dtype = re.search(r"(Bf16|F16)", mangled)
     if kind is None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, Case, as_call, make_inputs
+from cases import CASES, NO_BIASES, Case, as_call, make_inputs
 from oracle import matches_the_reference
 
 from txl_kernels import prepare, rel_attention
@@ -60,6 +60,32 @@ HOPPER = [fits(case).but(L=case.L) for case in CASES if case.B and case.L and ca
     Case("blocks that see nothing", L=260, M=0, D=64, B=1, H=1, window=30, intervals="ended"),
     Case("blocks that see nothing, wide heads", L=200, M=0, D=128, B=1, H=1, window=30, intervals="ended"),
 ]
+# Inkling's terms: queries of positions, their scale, grouped heads, distances without a row, sinks.
+_TERMS: dict[str, Any] = {
+    "Dp": 16, "r": "1 T Dp", "zero_row": 0, "outside": "zero", "position_scale": 1.0, **NO_BIASES,
+}  # fmt: skip
+INKLING = [
+    Case("Inkling, groups of three", B=2, H=6, Hkv=2, L=150, M=70, D=64, T=64, sink="H", **_TERMS),
+    Case("Inkling, groups of eight, wide", B=1, H=8, Hkv=1, L=70, M=70, D=128, T=20, sink="B H L", **_TERMS),
+    Case("Inkling, a table that ends inside a tile", B=1, H=1, L=300, M=100, D=128, T=130, **_TERMS),
+    Case("Inkling, a window", B=1, H=2, Hkv=1, L=300, M=300, D=64, T=70, window=100, **_TERMS),
+    Case("Inkling, tables of heads, width 8", B=1, H=2, Hkv=1, L=130, M=70, D=64, T=65, layout="lbhd",
+         **_TERMS | {"r": "H T Dp", "Dp": 8}),
+    Case("Inkling, bidirectional, a table in the middle", B=1, H=1, L=300, M=50, D=64, T=127, causal=False,
+         **_TERMS | {"zero_row": 63}),
+    Case("Inkling, bidirectional, rows of the future alone", B=1, H=1, L=260, M=0, D=128, T=60, causal=False,
+         **_TERMS | {"zero_row": 150}),
+    Case("Inkling, a table of one row, dropout", B=1, H=2, Hkv=1, L=130, M=100, D=64, T=1, dropout_p=0.2, **_TERMS),
+    Case("Inkling, no distance has a row", B=1, H=1, L=100, M=30, D=64, T=2, **_TERMS | {"zero_row": 1000}),
+    Case("Inkling, random intervals, sinks", B=2, H=2, Hkv=1, L=150, M=200, D=40, T=60, intervals="random",
+         sink="B H L", causal=False, **_TERMS),
+    Case("Inkling, queries that see nothing", B=1, H=2, Hkv=1, L=80, M=40, D=64, T=10, intervals="alternate", sink="H",
+         **_TERMS),
+    Case("Inkling, no visible keys", B=1, H=2, Hkv=1, L=70, M=40, D=64, T=10, intervals="nothing", sink="H", **_TERMS),
+    Case("Inkling, one query", B=2, H=3, Hkv=1, L=1, M=200, D=128, T=100, sink="H", **_TERMS),
+    Case("Inkling, seven queries", B=1, H=6, Hkv=2, L=7, M=300, D=64, T=100, sink="H", **_TERMS),
+    Case("position queries, every distance has a row", B=1, H=1, L=64, M=64, D=64, Dp=16, extra_rows=70, **NO_BIASES),
+]
 UP_TO_SIXTEEN = [  # queries of decode that the Hopper kernels take
     Case("two queries", L=2, M=300, D=64, B=1, H=1),
     Case("five queries of a window, wide heads", L=5, M=300, D=128, B=1, H=1, window=70),
@@ -68,6 +94,7 @@ UP_TO_SIXTEEN = [  # queries of decode that the Hopper kernels take
 SPLIT = [
     Case("memory", L=70, M=900, D=64, B=1, H=1),
     Case("a part without tiles", L=600, M=0, D=64, B=1, H=1),
+    Case("memory, Inkling", B=1, H=2, Hkv=1, L=70, M=900, D=64, T=300, sink="H", **_TERMS),
 ]
 
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from cases import Case
+from cases import NO_BIASES, Case
 from cuda_emulation import CSRC
 
 Edit = int | tuple[str, str] | None  # move the line by so many, replace one token of it, or delete it
@@ -15,6 +15,9 @@ NARROW = Case("narrow", B=1, H=1, L=150, M=250, D=64, window=180)
 WIDE = Case("wide", B=1, H=1, L=70, M=150, D=128, window=80)
 LONG = Case("long", B=1, H=1, L=330, M=64, D=64)
 NOTHING = Case("nothing", B=1, H=1, L=70, M=10, D=64, intervals="nothing")
+POSITIONS = Case(
+    "positions", B=1, H=2, Hkv=1, L=150, M=250, D=64, Dp=16, T=100, zero_row=0, outside="zero", sink="H", **NO_BIASES
+)
 MASKED = Case("masked", B=1, H=1, L=64, M=40, D=64)  # rows of the first tile that do not exist
 
 
@@ -51,6 +54,11 @@ FORWARD = [
     Hopper("position-barrier", None, NARROW, ""),
     Hopper("interleaved-warp-barrier", None, WIDE, "race"),
     Hopper("interleaved-scores-wait", None, WIDE, "waited"),
+    Hopper("plain-scores-wait", None, POSITIONS, "waited"),
+    Hopper("narrow-swizzle", (">> 2", ">> 3"), POSITIONS, "values"),
+    Hopper("tiles-of-the-table", ("+ 3", "+ 1"), POSITIONS, ""),
+    Hopper("skipped-tiles-of-r", ("next < end", "next + 1 < end"), POSITIONS, ""),
+    Hopper("head-of-keys", ("(p.H / p.Hkv)", "(p.Hkv)"), POSITIONS, ""),
 ]
 BACKWARD = [
     Hopper("swizzle", (">> 7", ">> 8"), WIDE, "values"),
@@ -85,6 +93,12 @@ BACKWARD = [
     Hopper("transposed-skew-column", ("- e;", "- e + 1;"), NARROW, ""),
     Hopper("rows-beyond-queries", ("(n), is_row &&", "(n) + (is_row ? 0 : i * rows.s2),"), LONG, "global memory"),
     Hopper("columns-barrier", None, NARROW, "race"),
+    Hopper("tiles-of-the-table-by-keys", ("+ 1;", "- 1;"), POSITIONS, ""),
+    Hopper("skew-count", ("++skews_", "skews_"), POSITIONS, "race"),
+    Hopper("positions-skew-barrier", None, POSITIONS, "race"),
+    Hopper("heads-of-queries", ("+ n", "+ 0 * n"), POSITIONS, "values"),
+    Hopper("narrow-rows-of-dr", ("+ row_", "+ row_ + 1"), POSITIONS, "values"),
+    Hopper("delta-beside-sink", ("share[h] * delta[h]", "delta[h]"), POSITIONS, "values"),
 ]
 # In the decode kernels, with what the SIMT emulation prints: shuffles with too few steps, half of
 # the values lost, wrong partners; lanes that shuffle differently; a missed barrier.

@@ -9,6 +9,7 @@ columns.
 """
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from unittest import mock
@@ -32,8 +33,12 @@ sectors | programs |
 |---|---|---|---|---|---|---|---|---|---|---|"""
 
 
-def counted(module: PtxModule, queries: int, memory: int, width: int) -> dict[str, Counter[str]]:
-    """Return counts by kernel for a bfloat16 call, forward and backward, without a mask."""
+def counted(module: PtxModule, queries: int, memory: int, width: int, table: str) -> dict[str, Counter[str]]:
+    """Return counts by kernel for a bfloat16 call, forward and backward, without a mask.
+
+    table: "" for the paper's terms; with queries of positions, "inside" if all distances have a row,
+    or "outside" if none has.
+    """
 
     def randn(*size: int) -> torch.Tensor:
         return torch.randn(size, dtype=torch.bfloat16).requires_grad_()
@@ -41,8 +46,14 @@ def counted(module: PtxModule, queries: int, memory: int, width: int) -> dict[st
     module.counts = {}
     q, k, v = (randn(1, 1, queries, width) for _ in range(3))
     earlier = (randn(1, 1, memory, width), randn(1, 1, memory, width))
-    r, bias = randn(1, memory + 2 * queries, width), randn(1, width)
-    out = rel_attention(q, k, v, r, bias, bias, earlier, causal=False, zero_row=queries - 1, backend="cuda")
+    rows, options = memory + 2 * queries, {"causal": False, "zero_row": queries - 1, "backend": "cuda"}
+    if table:
+        options |= {"q_pos": randn(1, 1, queries, 16), "outside": "zero"}
+        options |= {"zero_row": 4 * rows} if table == "outside" else {}
+        out = rel_attention(q, k, v, randn(1, rows, 16), None, None, earlier, **options)
+    else:
+        bias = randn(1, width)
+        out = rel_attention(q, k, v, randn(1, rows, width), bias, bias, earlier, **options)
     out.backward(torch.ones_like(out))
     if module.faults:
         raise module.faults[0]
@@ -54,22 +65,22 @@ def mangled(module: PtxModule, name: str) -> str:
     return next(kernel for kernel in module.counts or () if f"{name}_kernel" in kernel)
 
 
-def per_tile(module: PtxModule, width: int) -> dict[str, Counter[str]]:
+def per_tile(module: PtxModule, width: int, table: str) -> dict[str, Counter[str]]:
     """Return the counts of one more tile by kernel."""
     found = {}
     for (short, long, tiles), names in (
         (MORE_KEYS, ("forward", "backward_queries")),
         (MORE_QUERIES, ("backward_keys",)),
     ):
-        less, more = (counted(module, *shape, width) for shape in (short, long))
+        less, more = (counted(module, *shape, width, table) for shape in (short, long))
         for name in names:
             found[name] = Counter({key: round((n - less[name][key]) / tiles) for key, n in more[name].items()})
     return found
 
 
-def row(name: str, width: int, groups: int, counts: Counter[str]) -> str:
+def row(name: str, width: int, table: str, groups: int, counts: Counter[str]) -> str:
     """Format a row of the table under HEAD. groups: consumer warpgroups of a block."""
-    start = f"| {width}: {name} | {counts['tensor macs'] / (TILE * TILE * width):.3g} | "
+    start = f"| {width}: {name}{table and f', {table}'} | {counts['tensor macs'] / (TILE * TILE * width):.3g} | "
     cells = [counts["issues"], counts["exponentials"], counts["barriers"] / WARPS, counts["waits"] / WARPS]
     cells += [counts["wavefronts"], counts["wavefronts"] - counts["minimum wavefronts"], counts["unit bytes"] / 1024]
     cells += [counts["sectors"], groups]
@@ -95,10 +106,10 @@ def module_of() -> Iterator[PtxModule]:
 def main() -> None:
     print(HEAD)
     with module_of() as module:
-        for width in WIDTHS:
-            for name, counts in per_tile(module, width).items():
+        for table, width in itertools.product(("", "inside", "outside"), WIDTHS):
+            for name, counts in per_tile(module, width, table).items():
                 hopper = instance(mangled(module, name))
-                print(row(name, width, hopper.groups if hopper else 0, counts), flush=True)
+                print(row(name, width, table, hopper.groups if hopper else 0, counts), flush=True)
 
 
 if __name__ == "__main__":

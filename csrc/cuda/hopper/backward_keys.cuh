@@ -47,14 +47,15 @@ struct KeyBlock {
     if constexpr (!S::HAS_Q_POS) return 1;
     return static_cast<int>(p.H / p.Hkv);
   }
-  TXL_DEVICE int query_head(int n) const { return h * group() + n; }
+  TXL_DEVICE int query_head(int n) const { return h * group() + n; }  // plant: heads-of-queries
   TXL_DEVICE int64_t bh(int query_head) const { return b * p.H + query_head; }
   // The tiles of r that the block loads for a head. With position queries those of distances within the table, and one
   // more on either side.
   TXL_DEVICE TileRange tiles_of_r() const {
     if constexpr (!S::HAS_Q_POS) return {-S::GROUPS, steps};
     const int row = static_cast<int>(p.zero_row) + distance(0);  // of tile 0; tile j begins 64 j rows later
-    const int begin = -floor_tiles(row + SIDE - 1) - 1, end = -floor_tiles(row - static_cast<int>(p.T)) + 1;
+    const int begin = -floor_tiles(row + SIDE - 1) - 1;
+    const int end = -floor_tiles(row - static_cast<int>(p.T)) + 1;  // plant: tiles-of-the-table-by-keys
     const TileRange range = {begin > -S::GROUPS ? begin : -S::GROUPS, end < steps ? end : steps};
     return range.begin < range.end ? range : TileRange{steps, steps};
   }
@@ -194,7 +195,7 @@ class KeysConsumer {
     }
     float dk[S::WIDTH / 2] = {}, dv[S::WIDTH / 2] = {}, ds_sums[2] = {};
     if constexpr (S::HAS_Q_POS) {
-      for (int g = 0; g < block_.group(); ++g) consume_head(block_.query_head(g), dk, dv);
+      for (int g = 0; block_.steps && g < block_.group(); ++g) consume_head(block_.query_head(g), dk, dv);
     } else if (block_.steps) {
       for (int j = -S::GROUPS; j < -1 - warpgroup_; ++j) r_.advance(), r_below_.skip();
       r_.consumer_wait();
@@ -320,7 +321,7 @@ class KeysConsumer {
       fence_operand(unskewed);
       r_.advance();
       r_below_.consumer_release();
-      skew_.store(unskewed, lse, ++skews_);
+      skew_.store(unskewed, lse, ++skews_);  // plant: skew-count
       issue_keys_by_queries(dp, v_, S::v, stage(S::dout, n));
       sync_warpgroup(warpgroup_);  // plant: positions-skew-barrier
       skew_.load(scores, skews_);

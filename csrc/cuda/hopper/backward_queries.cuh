@@ -230,6 +230,7 @@ class QueriesConsumer {
       // Weights of a query that sees nothing are 0; out and lse are not to be trusted there.
       const bool empty = low(h) >= high(h) || lse == -INFINITY;
       share[h] = share_beside_sink(i, lse, delta[h], empty);
+      // plant: delta-beside-sink
       delta_[h] = empty ? 0.f : share[h] * delta[h] - (p_.dlse ? p_.dlse[at] : 0.f);
       const float base = empty ? INFINITY : lse > MAX_LSE || lse < -MAX_LSE ? NAN : lse;
       shifted_lse_[h] = base - LOG2_LN2;

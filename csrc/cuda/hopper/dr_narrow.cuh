@@ -16,12 +16,12 @@ class DrNarrow {
   TXL_DEVICE void store(const float (&)[8]) const {}
   TXL_DEVICE void start(const BackwardProblem& p, const QueryBlock<S>& block, const float (&dr)[8], int t) const {
     if (!p.dr) return;
-    const int T = static_cast<int>(p.T), Dr = static_cast<int>(p.Dr), first = rows_.row(t) + row_;
+    const int T = static_cast<int>(p.T), Dr = static_cast<int>(p.Dr), first = rows_.row(t) + row_;  // plant: narrow-rows-of-dr
     const int64_t table = (rows_.table * p.H + block.h) * (DR_MARGIN + p.T);
     TXL_UNROLL
     for (int n = 0; n < 8; n += 2) {
       const int row = first + n / 2 % 2 * 8, column = n / 4 * 8 + accumulator_column();
-      if (row >= DR_MARGIN && row < DR_MARGIN + T && column < Dr)  // plant: rows-of-narrow-dr
+      if (row >= DR_MARGIN && row < DR_MARGIN + T && column < Dr)
         reduce_add_pair(p.dr + (table + row) * Dr + column, dr[n], dr[n + 1]);
     }
   }

@@ -64,8 +64,9 @@ struct QueryBlock {
   TXL_DEVICE TileRange tiles_of_r() const {
     if constexpr (!S::HAS_Q_POS) return {-S::GROUPS, tiles + 1};
     const int row = static_cast<int>(p.zero_row) + distance(0);  // of tile 0; tile j begins 64 j rows before
-    const int begin = floor_tiles(row - static_cast<int>(p.T)), end = floor_tiles(row + SIDE - 1) + 3;
-    const TileRange range = {begin > -S::GROUPS ? begin : -S::GROUPS, end < tiles ? end : tiles + 1};
+    const int begin = floor_tiles(row - static_cast<int>(p.T));
+    const int end = floor_tiles(row + SIDE - 1) + 3;  // plant: tiles-of-the-table
+    const TileRange range = {begin > -S::GROUPS ? begin : -S::GROUPS, end <= tiles ? end : tiles + 1};
     return range.begin < range.end && p.T ? range : TileRange{tiles, tiles};
   }
   // The tiles of keys of `range` that have position scores for a warpgroup, for which it uses tiles of r from
@@ -80,7 +81,7 @@ struct QueryBlock {
   // The head of keys and values.
   TXL_DEVICE int kv_head() const {
     if constexpr (!S::HAS_Q_POS) return h;
-    return h / static_cast<int>(p.H / p.Hkv);
+    return h / static_cast<int>(p.H / p.Hkv);  // plant: head-of-keys
   }
   // The index of the first key of the part's tile t.
   TXL_DEVICE int first_key(int t) const { return (first_tile + t) * SIDE - key_tiles.padding; }
@@ -113,7 +114,7 @@ struct ProductsOfR {
   template <class SkipR>
   TXL_DEVICE void skip(int end, const SkipR& skip_r) {
     TXL_ROLLED
-    for (; next < end; ++next)
+    for (; next < end; ++next)  // plant: skipped-tiles-of-r
       if (next - warpgroup >= r_tiles.begin && next - warpgroup < r_tiles.end) skip_r();
   }
 };

@@ -35,7 +35,8 @@ TXL_DEVICE uint32_t swizzled_offset(int row, int column) {
 // The byte of element (row, column), column even, in a narrow tile: rows of 16 columns with the 32-byte swizzle, which
 // adds bit 2 of the row to the number of a chunk of 16 bytes.
 TXL_DEVICE uint32_t narrow_offset(int row, int column) {
-  return static_cast<uint32_t>(row * NARROW_ROW_BYTES + (column / 8 ^ (row >> 2 & 1)) * 16 + column % 8 * 2);
+  const int chunk = column / 8 ^ (row >> 2 & 1);  // plant: narrow-swizzle
+  return static_cast<uint32_t>(row * NARROW_ROW_BYTES + chunk * 16 + column % 8 * 2);
 }
 
 // A barrier of the threads of consumer warpgroup 0, 1 or 2.

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from cases import TENSORS, Case, as_call, as_fields, leaves, make_inputs
-from cuda_cases import HOPPER, SPLIT, UP_TO_SIXTEEN, use, within_the_error_budget
+from cases import NO_BIASES, TENSORS, Case, as_call, as_fields, leaves, make_inputs
+from cuda_cases import HOPPER, INKLING, SPLIT, UP_TO_SIXTEEN, use, within_the_error_budget
 from cuda_emulation import build, plan_of
 from error_budget import SHAPES, require_at_most_twice_eager
 from oracle import gradients, ignores_what_no_query_sees, matches_the_reference
@@ -32,7 +32,7 @@ def run(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.usefixtures("kernels", "nan_filled")
-@pytest.mark.parametrize(("case", "dtype"), [(case, DTYPES[n % 2]) for n, case in enumerate(HOPPER)], ids=str)
+@pytest.mark.parametrize(("case", "dtype"), [(case, DTYPES[n % 2]) for n, case in enumerate(HOPPER + INKLING)], ids=str)
 def test_values_and_gradients(case: Case, dtype: torch.dtype) -> None:
     within_the_error_budget(case, dtype)
 
@@ -45,14 +45,16 @@ def test_at_most_twice_the_error_of_eager(case: Case, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("terms", ["paper", "Inkling"])
 @pytest.mark.parametrize("width", [64, 128])
-def test_gradients_of_r_in_a_fixed_order(width: int) -> None:
+def test_gradients_of_r_in_a_fixed_order(width: int, terms: str) -> None:
     """The same bits in two runs, and the values of any order."""
     results = []
     for fixed in (True, True, False):
         torch.use_deterministic_algorithms(fixed)
         try:
-            inputs = make_inputs(Case(B=1, L=150, M=40, D=width), torch.bfloat16)
+            case = INKLING[0].but(B=1, D=width) if terms == "Inkling" else Case(B=1, L=150, M=40, D=width)
+            inputs = make_inputs(case, torch.bfloat16)
             results.append(gradients(*run(inputs), inputs))
         finally:
             torch.use_deterministic_algorithms(False)
@@ -85,6 +87,7 @@ def test_keys_are_split_where_there_are_few_programs(case: Case, monkeypatch: py
         for name, x in found.items():
             rtol, atol = {"out": (2e-2, 2e-3), "lse": (0, 1e-4)}.get(name, (2e-2, 2e-2))
             torch.testing.assert_close(x, results[0][name], rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")
+    matches_the_reference(case, torch.bfloat16, "cuda")
 
 
 @pytest.mark.usefixtures("kernels", "nan_filled")
@@ -122,9 +125,11 @@ def test_parts_fill_the_rounds_of_blocks() -> None:
 
 @pytest.mark.usefixtures("kernels", "the_same_bits")
 @pytest.mark.parametrize("start", [None, 151])
-def test_rows_that_no_query_sees_may_hold_nan(start: int | None) -> None:
+@pytest.mark.parametrize("width", [0, 16])
+def test_rows_that_no_query_sees_may_hold_nan(start: int | None, width: int) -> None:
     bounds = {} if start is None else {"start": torch.full((1, 1), start, dtype=torch.int32)}
-    case = Case(L=80, M=200, D=64, B=1, window=50, extra_rows=40)
+    biases = NO_BIASES if width else {}
+    case = Case(L=80, M=200, D=64, B=1, window=50, extra_rows=40, Dp=width, **biases)
     ignores_what_no_query_sees(case, torch.bfloat16, "cuda", bounds)
 
 
@@ -265,6 +270,48 @@ def test_no_tile_without_a_visible_pair_is_visited(window: tuple[int, int], monk
     gradients(out, lse, inputs)
     assert middle - start == 3 * tiles + 2 * blocks
     assert counter() - middle == 6 * tiles + 2 * 5 * wide + 4 * blocks
+
+
+def test_no_tile_outside_of_the_table_forms_a_product_of_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more product of positions for each tile that has a row, counted by the number of rows."""
+    use(monkeypatch, build(), multiprocessors=1)
+    counter = ctypes.CDLL(build().__file__).txl_products
+    counter.restype = ctypes.c_int64
+    tiles = 6
+    case = Case(B=1, H=1, L=192, M=64 * tiles - 192, D=64, Dp=16, causal=False, outside="zero", **NO_BIASES)
+    pairs = 3 * tiles
+
+    def products(rows: int, zero_row: int) -> tuple[int, int]:
+        inputs = make_inputs(case.but(T=rows, zero_row=zero_row), torch.bfloat16)
+        start = counter()
+        out, lse = run(inputs)
+        middle = counter()
+        gradients(out, lse, inputs)
+        return middle - start, counter() - middle
+
+    assert products(1, 10_000) == (2 * pairs, 3 * pairs + 4 * pairs)
+    near, far = products(64, 63), products(10_000, 5_000)
+    assert far[0] > 3 * pairs > near[0] > 2 * pairs
+    assert far[1] > near[1] > 7 * pairs
+
+
+def test_refused_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, build())
+    inkling = INKLING[0]
+    for case, reason in (
+        (Case(H=2, Hkv=1), "grouped heads without q_pos, got 1 heads of k for 2 of q"),
+        (Case(T=4, outside="zero"), "outside='zero' without q_pos"),
+        (Case(sink="H"), "a sink without q_pos"),
+        (inkling.but(Dp=24), r"q_pos of another width \(Dp\) than 8 or 16, got 24"),
+        (inkling.but(content_bias="H D"), "content_bias beside q_pos"),
+        (inkling.but(r_bias="H T"), "r_bias"),
+        (inkling.but(softcap=2.0), "softcap, got 2.0"),
+    ):
+        with pytest.raises(RuntimeError, match=f"does not take {reason}; backend='triton' does"):
+            rel_attention(**as_call(make_inputs(case, torch.bfloat16)), backend="cuda")
+    use(monkeypatch, build(), capability=(8, 0))
+    with torch.no_grad(), pytest.raises(RuntimeError, match=r"this is 8\.0, as the kernels do that compute positions"):
+        rel_attention(**as_call(make_inputs(INKLING[-2], torch.bfloat16)), backend="cuda")
 
 
 @pytest.mark.parametrize("name", ["q", "k", "r", "content_bias", "position_bias"])

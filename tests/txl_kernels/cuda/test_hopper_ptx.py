@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from cases import Case
-from cuda_cases import HOPPER, SPLIT, forward, use
+from cuda_cases import HOPPER, INKLING, SPLIT, forward, use
 from cuda_emulation import CSRC
 from cuda_ptx import PtxModule, compile_ptx, compiled_ptx, ptx_module
 from oracle import matches_the_reference
-from planted_faults import BACKWARD, FORWARD, NARROW, WIDE, Hopper, plant
+from planted_faults import BACKWARD, FORWARD, NARROW, POSITIONS, WIDE, Hopper, plant
 
 pytestmark = [
     pytest.mark.slow,
@@ -43,7 +43,7 @@ def kernels(module: PtxModule, compiled: list[str], monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("kernels", "nan_filled")
-@pytest.mark.parametrize(("case", "dtype"), [(case, DTYPES[n % 2]) for n, case in enumerate(HOPPER)], ids=str)
+@pytest.mark.parametrize(("case", "dtype"), [(case, DTYPES[n % 2]) for n, case in enumerate(HOPPER + INKLING)], ids=str)
 def test_values_and_gradients(case: Case, dtype: torch.dtype) -> None:
     matches_the_reference(case, dtype, "cuda")
 
@@ -52,13 +52,13 @@ def test_build_with_a_limit_ends_long_waits(tmp_path: Path, compiled: list[str])
     """Every kernel that waits has a trap. Only a device shows that it ends in time."""
     limited = compile_ptx(tmp_path, "sm_90a", CSRC, ("hopper/*_bf16.cu",), options=("-DTXL_CLOCK_LIMIT=1000",))
     kernels = [kernel for text in limited for kernel in text.split(".visible .entry")[1:]]
-    assert sum("mbarrier.try_wait" in x for x in kernels) == 6  # three of each width
+    assert sum("mbarrier.try_wait" in x for x in kernels) == 12  # three of each width, and with queries of positions
     assert all(("mbarrier.try_wait" in x) == bool(re.search(r"\btrap;", x)) for x in kernels)
     assert not any(re.search(r"\btrap;", text) for text in compiled)
 
 
 @pytest.mark.parametrize("first", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (1, 0, 2)], ids=str)
-@pytest.mark.parametrize("case", [NARROW, WIDE], ids=str)
+@pytest.mark.parametrize("case", [NARROW, WIDE, POSITIONS], ids=str)
 def test_warpgroups_in_any_order(case: Case, first: tuple[int, ...], kernels: PtxModule) -> None:
     kernels.first = tuple(g for g in first if case.D == 64 or g < 2)
     matches_the_reference(case, torch.bfloat16, "cuda")
