@@ -58,7 +58,7 @@ FORWARD = [
     Hopper("narrow-swizzle", (">> 2", ">> 3"), POSITIONS, "values"),
     Hopper("tiles-of-the-table", ("+ 3", "+ 1"), POSITIONS, ""),
     Hopper("skipped-tiles-of-r", ("next < end", "next + 1 < end"), POSITIONS, ""),
-    Hopper("head-of-keys", ("(p.H / p.Hkv)", "(p.Hkv)"), POSITIONS, ""),
+    Hopper("head-of-keys", ("<int>(p.H)", "<int>(p.Hkv)"), POSITIONS, ""),
 ]
 BACKWARD = [
     Hopper("swizzle", (">> 7", ">> 8"), WIDE, "values"),

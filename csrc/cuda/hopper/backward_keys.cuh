@@ -45,7 +45,7 @@ struct KeyBlock {
   // The heads of queries that read this head of keys are query_head(0) .. query_head(group() - 1).
   TXL_DEVICE int group() const {
     if constexpr (!S::HAS_Q_POS) return 1;
-    return static_cast<int>(p.H / p.Hkv);
+    return static_cast<int>(p.H) / static_cast<int>(p.Hkv);
   }
   TXL_DEVICE int query_head(int n) const { return h * group() + n; }  // plant: heads-of-queries
   TXL_DEVICE int64_t bh(int query_head) const { return b * p.H + query_head; }

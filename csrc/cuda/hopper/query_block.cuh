@@ -81,7 +81,7 @@ struct QueryBlock {
   // The head of keys and values.
   TXL_DEVICE int kv_head() const {
     if constexpr (!S::HAS_Q_POS) return h;
-    return h / static_cast<int>(p.H / p.Hkv);  // plant: head-of-keys
+    return h / (static_cast<int>(p.H) / static_cast<int>(p.Hkv));  // plant: head-of-keys
   }
   // The index of the first key of the part's tile t.
   TXL_DEVICE int first_key(int t) const { return (first_tile + t) * SIDE - key_tiles.padding; }
