@@ -35,9 +35,9 @@ TXL_DEVICE float scale_log2(const Problem& p) { return p.scale * LOG2_E; }
 TXL_DEVICE float position_scale_log2(const Problem& p) { return p.position_scale * LOG2_E; }
 
 // Loads rows `first` .. + 63 of `count`, of `columns` each, as an A operand; 0 for rows and columns that do not exist.
-// All loads are issued before any is used.
+// All loads are issued before any is used. columns: a parameter of the kernel, by reference, which takes no register.
 template <class T, int WIDTH>
-TXL_DEVICE void load_rows(const View& rows, int64_t columns, int64_t b, int64_t h, int first, int64_t count,
+TXL_DEVICE void load_rows(const View& rows, const int64_t& columns, int64_t b, int64_t h, int first, int64_t count,
                           uint32_t (&a)[WIDTH / 4]) {
   TXL_UNROLL
   for (int half = 0; half < 2; ++half) {
