@@ -56,7 +56,7 @@ class Input(NamedTuple):
         dtype: "q" for q's; "lse" for float32, beside float64 float64.
         is_term: True for a tensor that adds a term to the formula and may be absent.
         any_strides: True if the last axis need not be contiguous.
-        in_cuda: True if the kernels of "cuda" take it.
+        in_cuda: True if some kernels of "cuda" take it.
     """
 
     axes: str
@@ -73,8 +73,8 @@ INPUT: dict[str, Input] = {
     "v": Input("B Hkv L Dv"),
     "k_mem": Input("B Hkv M D"),
     "v_mem": Input("B Hkv M Dv"),
-    "q_pos": Input("B H L Dp", is_term=True, in_cuda=False),
-    "sink": Input("B H L", "lse", is_term=True, any_strides=True, in_cuda=False),
+    "q_pos": Input("B H L Dp", is_term=True),
+    "sink": Input("B H L", "lse", is_term=True, any_strides=True),
     "content_bias": Input("H D"),
     "position_bias": Input("H Dp"),
     "r": Input("H T Dp", is_term=True),

@@ -9,7 +9,8 @@ TXL_DEVICE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 TXL_DEVICE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // The keys [low, high) that a query sees; low == high: none. invalid: its bounds are out of range, or a key that it
-// sees has no row in r. Its output is NaN then, since raising an error would take a synchronization with the host.
+// sees has no row in r although `zero_outside` is not set. Its output is NaN then, since raising an error would take a
+// synchronization with the host.
 struct Seen {
   int64_t low, high;
   bool invalid;
@@ -28,7 +29,8 @@ TXL_DEVICE Seen visible(const Problem& p, int64_t b, int64_t i) {
     seen.invalid |= bound < 0 || bound > S;
     seen.high = min_of(seen.high, bound);
   }
-  if (seen.low < seen.high) seen.invalid |= p.zero_row + at - seen.low >= p.T || p.zero_row + at - (seen.high - 1) < 0;
+  if (seen.low < seen.high && !p.zero_outside)
+    seen.invalid |= p.zero_row + at - seen.low >= p.T || p.zero_row + at - (seen.high - 1) < 0;
   return seen.invalid || seen.low >= seen.high ? Seen{0, 0, seen.invalid} : seen;
 }
 

@@ -70,12 +70,18 @@ void launch_elsewhere(void (*kernel)(Problem), dim3 grid, int threads, size_t sh
     if (!data || !bytes) return;
     spans[2 * count] = reinterpret_cast<uint64_t>(data), spans[2 * count + 1] = bytes, ++count;
   };
-  const auto rows = [&](const auto& view, uint64_t n0, uint64_t n1, uint64_t n2) {
+  const auto elements = [&](const auto& view, uint64_t n0, uint64_t n1, uint64_t n2, uint64_t width, uint64_t bytes) {
     if (n0 && n1 && n2)
-      may_access(view.data, ((n0 - 1) * view.s0 + (n1 - 1) * view.s1 + (n2 - 1) * view.s2 + D) * item);
+      may_access(view.data, ((n0 - 1) * view.s0 + (n1 - 1) * view.s1 + (n2 - 1) * view.s2 + width) * bytes);
   };
-  rows(p.q, B, H, L), rows(p.k, B, H, L), rows(p.v, B, H, L), rows(p.k_mem, B, H, M), rows(p.v_mem, B, H, M);
-  rows(p.r, H, T, 1), rows(p.u, H, 1, 1), rows(p.w, H, 1, 1), rows(p.out, B, H, L);
+  const auto rows = [&](const auto& view, uint64_t n0, uint64_t n1, uint64_t n2) {
+    elements(view, n0, n1, n2, D, item);
+  };
+  const uint64_t Hkv = p.Hkv, Dr = p.Dr;
+  rows(p.q, B, H, L), rows(p.k, B, Hkv, L), rows(p.v, B, Hkv, L), rows(p.k_mem, B, Hkv, M), rows(p.v_mem, B, Hkv, M);
+  rows(p.u, H, 1, 1), rows(p.out, B, H, L);
+  elements(p.r, H, T, 1, Dr, item), elements(p.w, H, 1, 1, Dr, item), elements(p.q_pos, B, H, L, Dr, item);
+  elements(p.sink, B, H, L, 1, sizeof(float));
   for (const auto& x : {p.start, p.end}) may_access(x.data, ((B - 1) * x.s0 + (L - 1) * x.s1 + 1) * sizeof(int32_t));
   may_access(p.seed, sizeof(int64_t));
   may_access(p.lse, B * H * L * sizeof(float));
