@@ -49,13 +49,14 @@ TXL_KERNEL void merge_kernel(const Problem p) {
   }
   barrier();
   T* const out = const_cast<T*>(row_of<T>(p.out, b, h, i));
-  const float denominator = sum + sink_weight(p, b, h, i, max);  // plant: merge-sink
+  const bool is_empty = sum == 0;
+  if (thread() == 0 && p.lse) p.lse[x] = log_sum_exp(p, b, i, max, sum);
+  sum += sink_weight(p, b, h, i, max);  // plant: merge-sink
   for (int n = thread(); n < D; n += THREADS) {
     float all = 0;
     for (int g = 0; g < groups; ++g) all += shared[g * D + n];
-    put(out + n, sum == 0 ? empty_output(p, b, i) : all / denominator);
+    put(out + n, is_empty ? empty_output(p, b, i) : all / sum);
   }
-  if (thread() == 0 && p.lse) p.lse[x] = log_sum_exp(p, b, i, max, sum);
 }
 
 }  // namespace txl_cuda

@@ -96,7 +96,7 @@ DECODE: list[tuple[str, Edit, str]] = [
     ("values-sum-steps", ("= S::LANES", "= 2 * S::LANES"), "wrong"),
     ("weights-sum-partner", ("(sum, step)", "(sum, 1)"), "wrong"),
     ("merge-sum", ("+=", "="), "wrong"),
-    ("merge-sink", (" + sink_weight(p, b, h, i, max)", ""), "wrong"),
+    ("merge-sink", None, "wrong"),
     ("sink-of-one-part", ("p.parts == 1", "p.parts > 1"), "wrong"),
     ("table-begin", ("-zero", "-zero - 1"), "wrong"),
     ("table-end", ("- zero", "- zero + 1"), "wrong"),

@@ -181,7 +181,7 @@ def _why_not_terms_prefill(call: Call) -> str | None:
 
 def is_preferred(call: Call) -> bool:
     """Whether backend=None takes these kernels for the call rather than Triton's, as measured on an
-    H200 (docs/kernels-gpu.md).
+    H200 (docs/kernels-gpu.md); with Inkling's terms nothing was measured.
 
     A traced graph serves all lengths. There the answer depends on none, which would add a guard:
     True where the kernels take any.

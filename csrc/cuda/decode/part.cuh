@@ -24,7 +24,10 @@ TXL_KERNEL void part_kernel(const DecodeProblem p) {
   fetch<S>(k_tile, block.D, low, low, high, k);
   fetch_positions(r, r_first, block);
   fetch<S>(v_tile, block.D, first, low, high, v);
-  add_biases(block);
+  if constexpr (S::TERMS)
+    add_biases_of_terms(block);
+  else
+    add_biases(block);
   barrier();  // plant: barrier-missed-by-a-thread
 
   products<S>(block.D, block.queries, shared + block.at.content, k_tile, low, high, k,

@@ -9,36 +9,44 @@ namespace txl_cuda {
 template <class S>
 TXL_DEVICE void add_biases(const Block<S>& block) {
   using T = typename S::T;
+  const DecodeProblem& p = block.p;
+  TXL_ROLLED
+  for (int x = thread(); x < block.padded * S::WIDTH; x += THREADS) {
+    const int n = x / S::WIDTH, d = x % S::WIDTH, to = n * S::WIDTH + query_offset<S>(d), h = block.head(n);
+    const bool inside = n < block.queries && d < block.D;
+    const float q = inside ? to_float(row_of<T>(p.q, block.b, h, block.query(n))[d]) : 0.f;
+    block.shared[block.at.content + to] = inside ? q + to_float(row_of<T>(p.u, h, 0, 0)[d]) : 0.f;
+    block.shared[block.at.position + to] = inside ? q + to_float(row_of<T>(p.w, h, 0, 0)[d]) : 0.f;
+  }
+}
+
+// With TERMS: writes the queries with the content bias in the same way, and the position queries with theirs.
+template <class S>
+TXL_DEVICE void add_biases_of_terms(const Block<S>& block) {
+  using T = typename S::T;
   // Elements of a thread whose loads are in flight together. They divide those of QUERIES_AT_ONCE queries.
-  constexpr int AT_ONCE = !S::TERMS ? 1 : S::WIDTH < THREADS ? 2 : 4;
+  constexpr int AT_ONCE = S::WIDTH < THREADS ? 2 : 4;
   const DecodeProblem& p = block.p;
   TXL_ROLLED
   for (int first = thread(); first < block.padded * S::WIDTH; first += AT_ONCE * THREADS) {
-    float content[AT_ONCE], position[AT_ONCE];
+    float content[AT_ONCE];
     TXL_UNROLL
     for (int m = 0; m < AT_ONCE; ++m) {
+      // Loads have no condition: the compiler would wait for each before the next.
       const int x = first + m * THREADS, n = x / S::WIDTH, d = x % S::WIDTH;
       const bool inside = n < block.queries && d < block.D;
-      if constexpr (S::TERMS) {  // loads without a condition, after each of which the compiler would wait
-        const int row = inside ? n : 0, column = inside ? d : 0, h = block.head(row);
-        const float q = to_float(row_of<T>(p.q, block.b, h, block.query(row))[column]);
-        const float sum = q + to_float(row_of<T>(p.u, h, 0, 0)[column]);
-        content[m] = inside ? sum : 0.f;
-      } else {
-        const int h = block.head(n);
-        const float q = inside ? to_float(row_of<T>(p.q, block.b, h, block.query(n))[d]) : 0.f;
-        content[m] = inside ? q + to_float(row_of<T>(p.u, h, 0, 0)[d]) : 0.f;
-        position[m] = inside ? q + to_float(row_of<T>(p.w, h, 0, 0)[d]) : 0.f;
-      }
+      const int row = inside ? n : 0, column = inside ? d : 0, h = block.head(row);
+      const float q = to_float(row_of<T>(p.q, block.b, h, block.query(row))[column]);
+      const float sum = q + to_float(row_of<T>(p.u, h, 0, 0)[column]);
+      content[m] = inside ? sum : 0.f;
     }
     TXL_UNROLL
     for (int m = 0; m < AT_ONCE; ++m) {
       const int x = first + m * THREADS, to = x / S::WIDTH * S::WIDTH + query_offset<S>(x % S::WIDTH);
       block.shared[block.at.content + to] = content[m];
-      if constexpr (!S::TERMS) block.shared[block.at.position + to] = position[m];
     }
   }
-  if constexpr (S::TERMS) add_position_bias(block);
+  add_position_bias(block);
 }
 
 // The factor that turns stored scores into exponents of 2. With TERMS scores are stored with their factors, since
