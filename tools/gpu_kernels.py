@@ -40,7 +40,10 @@ NAME = "triton-key"  # file in the cache's folder with the key of the Triton tha
 LAUNCHERS_FOR = "GPU_PYTHON"  # environment variable: the device's Python, for which launchers are compiled
 WIDTHS = (64, 128)  # of the checks
 MULTIPROCESSORS = 132
-BENCHMARKS = (("groups.test_attention", "test_decode"), ("groups.test_inkling", "test_inkling"))
+BENCHMARKS = (
+    ("groups.test_attention", "test_decode"), ("groups.test_inkling", "test_inkling"),
+    ("groups.test_inkling", "test_decode"),
+)  # fmt: skip
 MAX_ELEMENTS = 2**28  # of the keys: of longer calls the kernels are the same
 Job = Callable[[], object]
 

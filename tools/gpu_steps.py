@@ -89,12 +89,12 @@ def steps(out: Path, rehearse: bool) -> list[Step]:
         Step("check", 1, 45, [*python, "tools/gpu_kernels.py", "check", "--widths", "16" if rehearse else "64,128"]),
         Step("tests", 1, 100, [*tests, *(TINY_TESTS if rehearse else TESTS)]),
         *(step for name in variants() for step in variant(name)),
-        benchmark("decode", 1, 60, f"{GROUPS}/test_attention.py", "-k", "decode"),
+        benchmark("decode", 1, 75, f"{GROUPS}/test_attention.py", f"{GROUPS}/test_inkling.py", "-k", "decode"),
         Step("ncu", 1, 40, [*ncu, *launches]),
         Step("sanitizer", 1, 60, [*sanitizer, "tests/txl_kernels/cuda/test_hopper.py", "-k", "intervals or dropout"]),
         Step("model tests", 2, 60, [*tests, *(TINY_TESTS if rehearse else MODELS)]),
         benchmark("evaluation", 2, 150, f"{GROUPS}/test_evaluation.py", f"{GROUPS}/test_training.py"),
-        benchmark("inkling", 2, 70, f"{GROUPS}/test_inkling.py"),
+        benchmark("inkling", 2, 70, f"{GROUPS}/test_inkling.py", "-k", "not decode"),
         benchmark("layers", 2, 60, f"{GROUPS}/test_integrations.py"),
     ]
 

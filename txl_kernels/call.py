@@ -56,7 +56,7 @@ class Input(NamedTuple):
         dtype: "q" for q's; "lse" for float32, beside float64 float64.
         is_term: True for a tensor that adds a term to the formula and may be absent.
         any_strides: True if the last axis need not be contiguous.
-        in_cuda: True if the kernels of "cuda" take it.
+        in_cuda: True if some kernels of "cuda" take it.
     """
 
     axes: str

@@ -6,15 +6,12 @@ attention with positions does three; with backward, seven instead of eleven. So 
 time is the same rate.
 """
 
-import functools
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 
 from harness.case import DIRECTIONS, Case, Direction, Shape
-from harness.comparison import Comparison, Entry, Implementation, comparisons, require
+from harness.comparison import Comparison, Implementation, comparisons
 from harness.limits import arithmetic, memory
 from harness.machine import Machine
 from implementations.attention import (
@@ -29,6 +26,7 @@ from implementations.attention import (
     ours,
     timed,
 )
+from implementations.methods import graphed
 
 QUICK = (ORIGINAL, EAGER, DENSE, BASELINE)
 Others = tuple[Attention, ...]
@@ -97,35 +95,6 @@ def test_decode(machine: Machine, full: bool) -> list[Comparison]:
         seconds = machine.pick(cpu=4.0, cuda=1.5, interpreter=1.0)
         found.append(Comparison("decode", Case(direction="forward", shape=shape), runs, clock="cold", seconds=seconds))
     return found
-
-
-def graphed(implementation: Implementation, machine: Machine) -> Implementation:
-    """Return the implementation with its call captured in a CUDA graph."""
-    prepare = functools.partial(_capture, implementation.prepare, machine)
-    return replace(implementation, name=f"{implementation.name}, CUDA graph", prepare=prepare)
-
-
-def _capture(prepare: Callable[[], Entry], machine: Machine) -> Entry:
-    """Capture a call in a CUDA graph; the entry's check also compares the output of a replay."""
-    made = prepare()
-    alone = made.run()
-    machine.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = made.run()
-
-    def check() -> None:
-        if made.check is not None:
-            made.check()
-        captured.zero_()
-        graph.replay()
-        require(captured, alone.double(), "what the graph writes")
-
-    def replay() -> None:
-        graph.replay()
-        made  # noqa: B018  keeps the tensors that the graph reads alive
-
-    return Entry(replay, check, bytes=made.bytes)
 
 
 @comparisons("cpu", "cuda")

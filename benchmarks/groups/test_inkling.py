@@ -2,6 +2,7 @@
 width 16, and a table of 1,024 distances, beyond which there is no positional term."""
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,20 +13,23 @@ from harness.case import Case, Shape
 from harness.comparison import Comparison, comparisons
 from harness.machine import Machine
 from implementations.attention import block_mask, compiled_flex
-from implementations.methods import Arguments, Method, Random, compared
+from implementations.methods import Arguments, Method, Random, compared, graphed
 
 GROUP, WIDTH, EXTENT = 3, 16, 1024  # heads for a head of keys; of position queries; distances with a row
 SMALL = Shape(1, 6, 40, 0, 128)
+SMALL_DECODE = Shape(1, 6, 3, 1200, 128)  # several parts of keys
 WINDOW = 1024
 LONGEST_DENSE = 8192
 
 
 def _arguments(shape: Shape, randn: Random, window: int | None, **settings: Any) -> Arguments:
-    B, H, L, _, D = shape
+    B, H, L, M, D = shape
     settings["window"] = window and min(window, 3 * L // 4)
     sizes = {"q": (H, D), "k": (H // GROUP, D), "v": (H // GROUP, D), "q_pos": (H, WIDTH)}
     x = {name: randn(B, L, *size).transpose(1, 2) for name, size in sizes.items()}  # as a model's projections lie
-    return x | {"r": randn(1, min(EXTENT, L // 2), WIDTH), "position_scale": 1.0, "outside": "zero"} | settings
+    if M:
+        x |= {name: randn(B, H // GROUP, M, D) for name in ("k_mem", "v_mem")}
+    return x | {"r": randn(1, min(EXTENT, (M + L) // 2), WIDTH), "position_scale": 1.0, "outside": "zero"} | settings
 
 
 def _plain(x: Arguments, repeated: bool) -> Tensor:
@@ -94,4 +98,27 @@ def test_inkling(machine: Machine, full: bool) -> list[Comparison]:
         found += compared(
             "Inkling", machine, case, shape, SMALL, methods(length, window, on_gpu), 3 if on_gpu else 6, dtypes=dtypes
         )
+    return found
+
+
+@comparisons("cuda", "interpreter")
+def test_decode(machine: Machine, full: bool) -> list[Comparison]:
+    """One and four queries beside a long memory, also in CUDA graphs, since the host's time is most
+    of a call's."""
+    memory_len = 32768 if machine.kind == "cuda" else 48
+    found = []
+    for length in (1, 4):
+        methods = [
+            Method(f"ours, {name}", functools.partial(_arguments, window=None, backend=name), "ours")
+            for name in machine.decode_backends
+        ]
+        shape = Shape(1, 24, length, memory_len, 128)
+        case = Case(shape=shape, note="8 heads of keys, position queries of width 16")
+        for comparison in compared(
+            "Inkling", machine, case, shape, SMALL_DECODE, methods, 1.5, directions=("forward",)
+        ):
+            runs = comparison.implementations
+            if machine.kind == "cuda":
+                runs = [*runs, *(graphed(x, machine) for x in runs)]
+            found.append(replace(comparison, implementations=runs, clock="cold"))
     return found

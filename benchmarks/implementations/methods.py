@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.case import DIRECTIONS, Case, Direction, Shape
-from harness.comparison import Comparison, Entry, Implementation, Role
+from harness.comparison import Comparison, Entry, Implementation, Role, require
 from harness.machine import Machine
 from implementations.attention import agree, floats
 from txl_kernels import rel_attention
@@ -142,3 +142,32 @@ def compared(
         runs = [_implementation(method, *given, dtype) for dtype in dtypes or (machine.dtype,) for method in methods]
         found.append(Comparison(group, replace(case, direction=direction), [*runs, *limits], seconds=seconds))
     return found
+
+
+def graphed(implementation: Implementation, machine: Machine) -> Implementation:
+    """Return the implementation with its call captured in a CUDA graph."""
+    prepare = functools.partial(_capture, implementation.prepare, machine)
+    return replace(implementation, name=f"{implementation.name}, CUDA graph", prepare=prepare)
+
+
+def _capture(prepare: Callable[[], Entry], machine: Machine) -> Entry:
+    """Capture a call in a CUDA graph; the entry's check also compares the output of a replay."""
+    made = prepare()
+    alone = made.run()
+    machine.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = made.run()
+
+    def check() -> None:
+        if made.check is not None:
+            made.check()
+        captured.zero_()
+        graph.replay()
+        require(captured, alone.double(), "what the graph writes")
+
+    def replay() -> None:
+        graph.replay()
+        made  # noqa: B018  keeps the tensors that the graph reads alive
+
+    return Entry(replay, check, bytes=made.bytes)

@@ -41,9 +41,10 @@ class DecodePlan {
     static_cast<txl::Attention&>(p) = txl::attention_of(call, out, static_cast<txl::Type>(type), drop_below);
     txl::set_memory(p, call);
     const int64_t unit = p.type == txl::Type::f32 ? 4 : 8;
-    p.aligned = rows_aligned(p.k, p.B, p.H, p.L, unit) && rows_aligned(p.v, p.B, p.H, p.L, unit) &&
-                rows_aligned(p.k_mem, p.B, p.H, p.M, unit) && rows_aligned(p.v_mem, p.B, p.H, p.M, unit) &&
+    p.aligned = rows_aligned(p.k, p.B, p.Hkv, p.L, unit) && rows_aligned(p.v, p.B, p.Hkv, p.L, unit) &&
+                rows_aligned(p.k_mem, p.B, p.Hkv, p.M, unit) && rows_aligned(p.v_mem, p.B, p.Hkv, p.M, unit) &&
                 rows_aligned(p.r, p.H, p.T, 1, unit);
+    p.with_terms = !call[txl::Q_POS].is_none() || !call[txl::SINK].is_none() || p.Hkv != p.H || p.zero_outside;
     const int64_t floats = txl_cuda::split_decode(p, multiprocessors);
     strided_ = p;
     p.aligned = false;

@@ -6,11 +6,12 @@
 
 namespace txl_cuda {
 
-constexpr int MAX_DECODE_QUERIES = 16, MAX_WIDTH = 256;
-constexpr int64_t MAX_GRID = 65535;  // maximum of a grid's y and z
+constexpr int MAX_DECODE_QUERIES = 16, MAX_TERM_QUERIES = 4, MAX_WIDTH = 256;  // the second: see `with_terms`
+constexpr int64_t MAX_GRID = 65535;                                            // maximum of a grid's y and z
 
-// Decode, of up to 16 queries. Splits the keys that some query may see into parts: sets p.first_key, p.parts and
-// p.part_keys, which depend on sizes, p.aligned and the number of multiprocessors alone. Returns the number of floats
+// Decode, of up to 16 queries. Splits the keys that some query may see into parts: sets p.first_key, p.parts,
+// p.part_keys, p.heads and p.group_blocks, which depend on sizes, p.aligned, p.with_terms and the number of
+// multiprocessors alone. Returns the number of floats
 // that p.partial must hold. Throws std::invalid_argument for sizes that the kernels do not support.
 int64_t split_decode(DecodeProblem& p, int multiprocessors);
 

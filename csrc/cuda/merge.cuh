@@ -11,6 +11,13 @@ TXL_DEVICE float* part_sums(const Problem& p, int64_t x, int64_t part) {
   return p.partial + p.B * p.H * p.L * p.parts * p.D + (x * p.parts + part) * 2;
 }
 
+// The weight of a query's sink, relative to the maximum score times log2 e; 0 without a sink. It joins the sum of
+// weights at the last division alone, so lse leaves it out.
+TXL_DEVICE float sink_weight(const Problem& p, int64_t b, int64_t h, int64_t i, float max) {
+  constexpr float LOG2_E = 1.4426950408889634f;
+  return p.sink.data ? exp2f(*row_of<float>(p.sink, b, h, i) * LOG2_E - max) : 0.f;
+}
+
 template <class T>
 TXL_KERNEL void merge_kernel(const Problem p) {
   TXL_SHARED(shared);  // [groups][D]
@@ -42,12 +49,14 @@ TXL_KERNEL void merge_kernel(const Problem p) {
   }
   barrier();
   T* const out = const_cast<T*>(row_of<T>(p.out, b, h, i));
+  const bool is_empty = sum == 0;
+  if (thread() == 0 && p.lse) p.lse[x] = log_sum_exp(p, b, i, max, sum);
+  sum += sink_weight(p, b, h, i, max);  // plant: merge-sink
   for (int n = thread(); n < D; n += THREADS) {
     float all = 0;
     for (int g = 0; g < groups; ++g) all += shared[g * D + n];
-    put(out + n, sum == 0 ? empty_output(p, b, i) : all / sum);
+    put(out + n, is_empty ? empty_output(p, b, i) : all / sum);
   }
-  if (thread() == 0 && p.lse) p.lse[x] = log_sum_exp(p, b, i, max, sum);
 }
 
 }  // namespace txl_cuda

@@ -9,7 +9,8 @@ TXL_DEVICE int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 TXL_DEVICE int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // The keys [low, high) that a query sees; low == high: none. invalid: its bounds are out of range, or a key that it
-// sees has no row in r. Its output is NaN then, since raising an error would take a synchronization with the host.
+// sees has no row in r although `zero_outside` is not set. Its output is NaN then, since raising an error would take a
+// synchronization with the host.
 struct Seen {
   int64_t low, high;
   bool invalid;

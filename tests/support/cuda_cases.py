@@ -40,6 +40,61 @@ MATRIX = [fits(case) for case in CASES] + [
 ]
 
 
+def inkling(name: str, group: int, L: int, T: int, **changed: Any) -> Case:
+    """A case of Inkling's attention with two heads of keys: `group` query heads on each, L queries,
+    a table of T distances for all heads."""
+    given: dict[str, Any] = {
+        "B": 2, "H": 2 * group, "Hkv": 2, "L": L, "M": 70, "D": 24, "Dp": 16, "r": "1 T Dp", "T": T, "zero_row": 0,
+        "outside": "zero", "position_scale": 1.0, "sink": "H", **NO_BIASES,
+    }  # fmt: skip
+    return Case(name, **given | changed)
+
+
+# Inkling's terms, which the decode kernels take for up to 4 queries. A part of 64 keys has up to 67
+# rows of r, a thread of 128 one of them.
+INKLING = [
+    *(inkling(f"group of {g}, {n} queries", g, n, 5 + 20 * n, B=1) for g in (1, 3, 8) for n in (1, 2, 4)),
+    inkling("uneven blocks of a group", 5, 4, 40, B=1),
+    inkling("table that ends with a part", 3, 3, 64, M=253),
+    inkling("table that ends with a part of one query", 3, 1, 64, M=127, sink="B H L"),
+    inkling("table that ends inside a part, many parts", 3, 4, 100, M=700, B=1),
+    inkling("table of one row", 3, 2, 1),
+    inkling("table longer than the keys", 2, 3, 300),
+    inkling("all distances outside", 2, 2, 2, zero_row=100),
+    inkling("keys after the query", 3, 4, 9, zero_row=2, causal=False, sink="B H L"),
+    inkling("table without its first distances", 2, 4, 3, zero_row=2, causal=False),
+    inkling("rows of a query for each thread, and more", 3, 4, 400, M=509, B=1, H=3, Hkv=1),
+    inkling("window", 3, 4, 30, window=40, scale=1 / 24),
+    inkling("window over parts", 3, 2, 90, window=150, M=400, B=1),
+    inkling("random intervals", 3, 4, 20, intervals="random", sink="B H L"),
+    inkling("start", 3, 1, 7, intervals="start", sink="B H L"),
+    inkling("end, one head of keys", 2, 3, 30, H=4, Hkv=1, intervals="end"),
+    inkling("queries that see nothing", 3, 4, 20, intervals="alternate", sink="B H L"),
+    inkling("no visible keys", 3, 2, 20, intervals="nothing"),
+    inkling("dropout", 3, 4, 20, dropout_p=0.4, B=1),
+    inkling("dropout over many parts, random intervals", 8, 3, 90, dropout_p=0.3, M=200, intervals="random", B=1),
+    inkling("no memory", 3, 4, 3, M=0),
+    inkling("negative scale", 3, 2, 20, scale=-0.5, position_scale=0.3),
+    inkling("no scale of content", 3, 2, 20, scale=0.0),
+    inkling("fused projections, rows at any address", 3, 4, 40, layout="fused"),
+    inkling("position queries of width 8", 3, 4, 40, Dp=8),
+    inkling("position queries as wide as keys, 40", 3, 4, 40, D=40, Dp=40),
+    inkling(
+        "a table for each head, biases", 3, 4, 150, M=200, B=1, r="H T Dp", content_bias="H D", position_bias="H Dp"
+    ),
+    inkling("a table for each head, one query", 8, 1, 40, r="H T Dp", position_bias="H Dp"),
+    *(inkling(f"head width {d}", 3, 2, 40, D=d, B=1) for d in (64, 128, 136, 256)),
+    Case("grouped heads", H=6, Hkv=2, L=3, M=90),
+    Case("one head of keys, one query", H=8, Hkv=1, L=1, M=90, D=64),
+    Case("sinks alone", L=4, M=9, sink="H"),
+    Case("sinks of each query, many parts", L=2, M=300, sink="B H L", B=1, H=1),
+    Case("distances outside", L=3, M=40, T=6, zero_row=0, outside="zero"),
+    Case("distances outside, one query", L=1, M=37, T=5, zero_row=0, outside="zero"),
+    Case("position scale", L=4, position_scale=0.7),
+    Case("position queries and biases", L=4, M=21, D=16, Dp=8, causal=False),
+]
+
+
 # For the Hopper kernels, which take any number of queries and compute gradients: a tile is 64 x 64,
 # a block 64 or 128 queries.
 HOPPER = [fits(case).but(L=case.L) for case in CASES if case.B and case.L and case.layout != "fused"] + [

@@ -101,14 +101,22 @@ BACKWARD = [
     Hopper("delta-beside-sink", ("share[h] * delta[h]", "delta[h]"), POSITIONS, "values"),
 ]
 # In the decode kernels, with what the SIMT emulation prints: shuffles with too few steps, half of
-# the values lost, wrong partners; lanes that shuffle differently; a missed barrier.
-SHUFFLES: list[tuple[str, Edit, str]] = [
+# the values lost, wrong partners; sinks, rows of r and queries of the wrong head; lanes that
+# shuffle differently; a missed barrier.
+DECODE: list[tuple[str, Edit, str]] = [
     ("group-sum-steps", ("LANES / 8", "LANES / 16"), "wrong"),
     ("group-sum-halves", ("upper ? x[k] : x[k + 2]", "x[k]"), "wrong"),
     ("group-sum-partner", ("LANES / 4", "LANES / 2"), "wrong"),
     ("values-sum-steps", ("= S::LANES", "= 2 * S::LANES"), "wrong"),
     ("weights-sum-partner", ("(sum, step)", "(sum, 1)"), "wrong"),
     ("merge-sum", ("+=", "="), "wrong"),
+    ("merge-sink", None, "wrong"),
+    ("sink-of-one-part", ("p.parts == 1", "p.parts > 1"), "wrong"),
+    ("table-begin", ("-zero", "-zero - 1"), "wrong"),
+    ("table-end", ("- zero", "- zero + 1"), "wrong"),
+    ("next-table", ("rows.row += block.p.r.s0, ", ""), "wrong"),
+    ("position-of-a-head", ("table * queries", "0"), "wrong"),
+    ("query-of-a-head", ("n %", "n /"), "wrong"),
     ("group-sum-diverging", ("LANES / 2", "thread() % 2 ? LANES / 2 : 1"), "shuffle differently"),
     ("group-sum-absent-lanes", ("lane<S>()", "lane<S>() && shuffle_xor(0, 1) == 0 && lane<S>()"), "shuffle differently"),
     ("barrier-missed-by-a-thread", ("barrier()", "if (thread() != 1) barrier()"), "do not reach"),

@@ -118,7 +118,7 @@ def why_not_kind(name: str, call: Call, gradients: bool | None = None) -> str | 
     if torch.compiler.is_compiling():  # one graph serves all lengths, so no length is compared
         kinds = [self_check.kind_of(name, call, gradients, decode) for decode in (False, True)]
         if name == cuda.NAME:
-            kinds = [x for x in kinds if cuda.takes_kind(x.device, x.dtype, x.head_width, x.decode, x.gradients)]
+            kinds = [x for x in kinds if cuda.takes_kind(x.device, x.dtype, x.head_width, x.decode, x.gradients, call)]
         for kind in kinds:  # torch.compile of torch 2.6 does not follow `next` with a default
             reason = _why_not(True, *kind)
             if reason is not None:

@@ -1,10 +1,11 @@
 """The `cuda` backend: CUDA C++ kernels (csrc/cuda) for NVIDIA GPUs from sm_80 on.
 
-The decode kernels compute forward of up to 16 queries, for evaluation and generation. The Hopper
-kernels (compute capability 9.0: H100, H200; bfloat16 and float16) compute forward of any number of
-queries, and gradients. There is no compiler and no warm-up at run time. Kernels are enqueued on
-torch's current stream after every argument was checked. The host reads no values back, so calls can
-be captured in CUDA graphs.
+The decode kernels compute forward of up to 16 queries, for evaluation and generation, and of up to
+4 with Inkling's terms (`q_pos`, grouped heads, `sink`, `outside="zero"`). The Hopper kernels
+(compute capability 9.0: H100, H200; bfloat16 and float16) compute forward of any number of queries,
+and gradients. There is no compiler and no warm-up at run time. Kernels are enqueued on torch's
+current stream after every argument was checked. The host reads no values back, so calls can be
+captured in CUDA graphs.
 """
 
 import functools
@@ -39,6 +40,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # in the order of txl::
 HEAD_WIDTHS = HeadWidths(multiple_of=8, maximum=256)
 READS_BOUNDS = False
 MAX_DECODE_QUERIES, MAX_DECODE_KEYS, MAX_HEADS = 16, 2**23, 65535
+MAX_TERM_QUERIES = 4  # of decode with Inkling's terms
 # The kernels of prefill and of gradients.
 HOPPER, HOPPER_DTYPES, HOPPER_WIDTH = (9, 0), (torch.bfloat16, torch.float16), 128
 ROW_BYTES = 16
@@ -52,7 +54,7 @@ MIN_HOPPER_QUERIES = 2
 # 0.15 ms less of the host's time than Triton's (H200). On the device Triton's take less from 2
 # queries on, and for 64 batch rows from one.
 FASTER_UP_TO = 4
-_OTHER_TERMS = tuple((name, Call._fields.index(name)) for name in TERMS if not INPUT[name].in_cuda)
+_REFUSED_TERMS = tuple((name, Call._fields.index(name)) for name in TERMS if not INPUT[name].in_cuda)
 POSITION_WIDTHS = (8, 16)  # of q_pos, in the Hopper kernels
 native = native_modules.load("_cuda", "CUDA")
 
@@ -82,17 +84,20 @@ def _why_not_driver() -> str | None:
 
 def why_not_call(call: Call) -> str | None:
     """Return the reason why these kernels do not support the call, or None."""
-    reason = _unsupported_term(call)
+    few = call.q.size(2) <= MAX_DECODE_QUERIES
+    not_by_decode = _why_not_terms_decode(call)
+    needs_hopper = not few or needs_gradients(call) or not_by_decode is not None
+    reason = _why_not_formula(call)
+    if reason is None and needs_hopper and (term := _why_not_terms_prefill(call)) is not None:
+        reason = f"gradients with {term}" if not_by_decode is None else term
     if reason is not None:
         return f"it does not take {reason}; backend='triton' does"
-    few = call.q.size(2) <= MAX_DECODE_QUERIES
-    needs_hopper = not few or needs_gradients(call) or call.q_pos is not None
     if needs_hopper:
         reason = why_not_hopper(call)
         if reason is not None:
-            what = f"{call.q.size(2)} queries (L), where others take {MAX_DECODE_QUERIES}"
-            if few:
-                what = "gradients" if call.q_pos is None else "positions from q_pos"
+            what = "gradients" if not_by_decode is None else not_by_decode
+            if not few:
+                what = f"{call.q.size(2)} queries (L), where others take {MAX_DECODE_QUERIES}"
             return f"{reason}, as the kernels do that compute {what}; backend='triton' takes any call"
     if call.q.size(1) > MAX_HEADS:
         return f"it takes at most {MAX_HEADS} heads (H), got {call.q.size(1)}; backend='triton' takes any number"
@@ -124,34 +129,60 @@ def _why_not_decode_keys(call: Call) -> str | None:
 def is_decode(call: Call) -> bool:
     """Whether forward of a call that the backend takes runs on the decode kernels."""
     length = call.q.size(2)
-    if length > MAX_DECODE_QUERIES or call.q_pos is not None:
+    if length > MAX_DECODE_QUERIES or _why_not_terms_decode(call) is not None:
         return False
-    return length < MIN_HOPPER_QUERIES or (why_not_hopper(call) or _why_not_prefill_sizes(call)) is not None
+    if length < MIN_HOPPER_QUERIES:
+        return True
+    return (_why_not_terms_prefill(call) or why_not_hopper(call) or _why_not_prefill_sizes(call)) is not None
 
 
-def _unsupported_term(call: Call) -> str | None:
-    """Return the part of the formula that the call needs and these kernels do not have, or None."""
+def _why_not_formula(call: Call) -> str | None:
+    """Return the part of the formula that the call needs and none of these kernels has, or None."""
     if call.softcap:
         return f"softcap, got {call.softcap}"
     if call.r is None:
         return "r_bias"
-    for name, n in _OTHER_TERMS:
+    for name, n in _REFUSED_TERMS:
         if call[n] is not None:
             return name
     if call.v.size(3) != call.q.size(3):
         return f"values of another width than q's, got {call.v.size(3)} and {call.q.size(3)}"
-    return _unsupported_without_q_pos(call) if call.q_pos is None else _unsupported_beside_q_pos(call)
+    return None
 
 
-def _unsupported_without_q_pos(call: Call) -> str | None:
+def _inklings_term(call: Call) -> str | None:
+    """Return the first of Inkling's terms that a call has, or None."""
+    if call.q_pos is not None:
+        return f"q_pos, got {list(call.q_pos.shape)}"
+    if call.sink is not None:
+        return f"sink, got {list(call.sink.shape)}"
     if call.k.size(1) != call.q.size(1):
-        return f"grouped heads without q_pos, got {call.k.size(1)} heads of k for {call.q.size(1)} of q"
-    if call.zero_outside:
-        return "outside='zero' without q_pos"
-    return "a sink without q_pos" if call.sink is not None else None
+        return f"grouped heads, got {call.k.size(1)} heads of k for {call.q.size(1)} of q"
+    return "outside='zero'" if call.zero_outside else None
 
 
-def _unsupported_beside_q_pos(call: Call) -> str | None:
+def _why_not_terms_decode(call: Call) -> str | None:
+    """Return one of Inkling's terms that the call has, for which the decode kernels do not take it,
+    with what they take, or None."""
+    term = _inklings_term(call)
+    if term is None:
+        return None
+    if call.q.size(2) > MAX_TERM_QUERIES:
+        return f"{term}, for more than {MAX_TERM_QUERIES} queries (L), got {call.q.size(2)}"
+    width = position_width_of(call)
+    multiple_of = HEAD_WIDTHS.multiple_of
+    if width > call.q.size(3) or width % multiple_of:
+        return f"q_pos of other widths than multiples of {multiple_of} up to q's {call.q.size(3)}, got {width}"
+    return None
+
+
+def _why_not_terms_prefill(call: Call) -> str | None:
+    """Return one of Inkling's terms that the call has, for which the kernels of prefill and of
+    gradients do not take it, with what they take, or None. It reads no length, see
+    `is_preferred`."""
+    if call.q_pos is None:
+        term = _inklings_term(call)
+        return None if term is None else f"{term}, without q_pos"
     width = position_width_of(call)
     if width not in POSITION_WIDTHS:
         return f"q_pos of another width (Dp) than {' or '.join(map(str, POSITION_WIDTHS))}, got {width}"
@@ -163,23 +194,27 @@ def _unsupported_beside_q_pos(call: Call) -> str | None:
 
 def is_preferred(call: Call) -> bool:
     """Whether backend=None takes these kernels for the call rather than Triton's, as measured on an
-    H200 (docs/kernels-gpu.md). Not with `q_pos`.
+    H200 (docs/kernels-gpu.md); with Inkling's terms nothing was measured.
 
     A traced graph serves all lengths. There the answer depends on none, which would add a guard:
     True where the kernels take any.
     """
-    if call.q_pos is not None:
+    if _inklings_term(call) is not None:
         return False  # no GPU has run these instances yet
     if torch.compiler.is_compiling():
-        return _unsupported_term(call) is None and why_not_hopper(call) is None
+        return (_why_not_formula(call) or _why_not_terms_prefill(call) or why_not_hopper(call)) is None
     return why_not_call(call) is None and (call.q.size(2) <= FASTER_UP_TO or not is_decode(call))
 
 
-def takes_kind(device: torch.device, dtype: torch.dtype, head_width: int, decode: bool, gradients: bool) -> bool:
+def takes_kind(
+    device: torch.device, dtype: torch.dtype, head_width: int, decode: bool, gradients: bool, call: Call | None = None
+) -> bool:
     """Whether the kernels take calls of a kind, with or without gradients, whose tensors they can
-    read."""
+    read. call: one of the kind, for Inkling's terms; None for the paper's formula."""
     if decode and not gradients:
         return True
+    if call is not None and _why_not_terms_prefill(call) is not None:
+        return False
     return _why_not_hopper_gpu(device) is None and dtype in HOPPER_DTYPES and head_width <= HOPPER_WIDTH
 
 

@@ -16,7 +16,19 @@ int64_t div_up(int64_t x, int64_t by) { return (x + by - 1) / by; }
 
 // The Q of the instance that with_shape chooses.
 int64_t instance_queries(const DecodeProblem& p) {
-  return !p.aligned || p.L > 4 ? MAX_DECODE_QUERIES : p.L == 1 ? 1 : 4;
+  const int64_t queries = p.heads * p.L;
+  return !p.aligned || queries > 4 ? MAX_DECODE_QUERIES : queries == 1 && !p.with_terms ? 1 : 4;
+}
+
+// Sets which query heads a block has: as many of one head of keys as the instances have queries, in blocks of nearly
+// the same size.
+void group_heads(DecodeProblem& p) {
+  if (p.L > MAX_TERM_QUERIES || p.Hkv < 1 || p.H % p.Hkv || p.Dr < 8 || p.Dr > p.D || p.Dr % 8)
+    throw std::invalid_argument("sizes that the CUDA kernels do not take");
+  const int64_t group = p.H / p.Hkv;
+  p.group_blocks = div_up(group, MAX_DECODE_QUERIES / p.L);
+  p.heads = div_up(group, p.group_blocks);
+  p.group_blocks = div_up(group, p.heads);
 }
 
 // The maximum of keys whose scores fit in shared memory beside the queries.
@@ -34,21 +46,22 @@ int64_t max_part_keys(const DecodeProblem& p) {
 int64_t split_decode(DecodeProblem& p, int multiprocessors) {
   if (p.L < 1 || p.L > MAX_DECODE_QUERIES || p.D < 8 || p.D > MAX_WIDTH || p.D % 8 || p.B < 1 || p.H < 1)
     throw std::invalid_argument("sizes that the CUDA kernels do not take");
+  if (p.with_terms) group_heads(p);
   p.first_key = std::max<int64_t>(0, p.M - p.left);
-  const int64_t S = p.M + p.L - p.first_key, heads = p.B * p.H;
+  const int64_t S = p.M + p.L - p.first_key, blocks = p.B * p.Hkv * p.group_blocks;
   // The number of resident blocks follows from the registers of the instances. The split with the least estimated time
   // for all waves of blocks is chosen.
   const int64_t Q = instance_queries(p), resident = std::max(1, multiprocessors) * (Q == 1 ? 4 : Q == 4 ? 3 : 2);
   int64_t keys = 0, min_cost = INT64_MAX;
   for (int64_t candidate = max_part_keys(p); candidate > 0; candidate -= STEP) {
-    const int64_t cost = div_up(heads * div_up(S, candidate), resident) * (candidate + BLOCK_OVERHEAD);
+    const int64_t cost = div_up(blocks * div_up(S, candidate), resident) * (candidate + BLOCK_OVERHEAD);
     if (cost < min_cost) min_cost = cost, keys = candidate;
   }
   p.part_keys = std::min(keys, div_up(S, STEP) * STEP);
   p.parts = div_up(S, p.part_keys);
   if (p.parts > MAX_GRID || p.H > MAX_GRID || p.B > INT32_MAX)
     throw std::invalid_argument("more keys or batch rows than a grid of blocks can have");
-  return p.parts > 1 ? heads * p.L * p.parts * (p.D + 2) : 0;
+  return p.parts > 1 ? p.B * p.H * p.L * p.parts * (p.D + 2) : 0;
 }
 
 void forward_decode(const DecodeProblem& p, void* stream) {

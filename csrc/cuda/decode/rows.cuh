@@ -9,12 +9,13 @@ namespace txl_cuda {
 constexpr int ROWS = 4;  // consecutive rows of a tile that a group of lanes reads
 
 // The sizes of an instance of the kernel: LANES lanes share a row, each with CHUNKS loads of 16 bytes; at most Q
-// queries.
-template <class T_, int LANES_, int CHUNKS_, int Q_, bool ALIGNED_>
+// queries, in an instance with TERMS of all query heads of the block together.
+template <class T_, int LANES_, int CHUNKS_, int Q_, bool ALIGNED_, bool TERMS_ = false>
 struct Shape {
   using T = T_;
   static constexpr int LANES = LANES_, CHUNKS = CHUNKS_, Q = Q_;
   static constexpr bool ALIGNED = ALIGNED_;              // all rows start at multiples of 16 bytes
+  static constexpr bool TERMS = TERMS_;                  // takes calls with `with_terms`
   static constexpr int QUERIES_AT_ONCE = Q < 4 ? Q : 4;  // queries handled together
   static constexpr int E = 16 / sizeof(T);               // elements of a load
   static constexpr int WIDTH = LANES * CHUNKS * E;       // D, rounded up
@@ -22,12 +23,6 @@ struct Shape {
   static constexpr int STEP = GROUPS * ROWS;             // rows of a tile
   static constexpr int PER_LANE = CHUNKS * E;            // elements of a row in a lane
 };
-
-// L, as a constant if there is one query.
-template <class S>
-TXL_DEVICE int queries_of(const DecodeProblem& p) {
-  return S::Q == 1 ? 1 : static_cast<int>(p.L);
-}
 
 template <class S>
 struct Tile {
@@ -104,21 +99,22 @@ TXL_DEVICE int query_offset(int d) {
   return ((chunk * (S::E / 4) + e / 4) * S::LANES + owner) * 4 + e % 4;
 }
 
-// Computes the dot products of the rows [from, to) with L queries, [Q][WIDTH] in the order of query_offset, 0 beyond D
-// and L. One lane calls use(row, q, product) for each. `tile` is the first tile, whose loads have been issued.
+// Computes the dot products of the rows [from, to) with `count` queries, [Q][WIDTH] in the order of query_offset, 0
+// beyond D and count. One lane calls use(row, q, product) for each. `tile` is the first tile, whose loads have been
+// issued.
 template <class S, class RowAt, class Use>
-TXL_DEVICE void products(const DecodeProblem& p, const float* queries, Tile<S>& tile, int from, int to,
-                         const RowAt& row_at, const Use& use) {
+TXL_DEVICE void products(int D, int count, const float* queries, Tile<S>& tile, int from, int to, const RowAt& row_at,
+                         const Use& use) {
   static_assert(ROWS == 4 && S::LANES >= 8, "group_reduce_add needs four rows and eight lanes");
   constexpr int SHARE = S::LANES / ROWS;  // lanes that end up with the same sum
-  const int L = queries_of<S>(p), D = static_cast<int>(p.D), mine = lane<S>() / SHARE;
+  const int mine = lane<S>() / SHARE;
   for (int first = from; first < to; first += S::STEP) {  // the same number of rounds in all lanes, as shuffles need
     float x[ROWS][S::PER_LANE];
     widen<S>(tile, x);
     fetch<S>(tile, D, first + S::STEP, from, to, row_at);
     const int row = first + first_row<S>() + mine;
     TXL_ROLLED
-    for (int q = 0; q < L; q += S::QUERIES_AT_ONCE) {
+    for (int q = 0; q < count; q += S::QUERIES_AT_ONCE) {
       float sum[S::QUERIES_AT_ONCE][ROWS] = {};
       TXL_UNROLL
       for (int d = 0; d < S::PER_LANE; d += 4) TXL_UNROLL
@@ -132,7 +128,7 @@ TXL_DEVICE void products(const DecodeProblem& p, const float* queries, Tile<S>& 
       for (int n = 0; n < S::QUERIES_AT_ONCE; ++n) {
         const float product = group_reduce_add<S::LANES>(sum[n]);
         // plant: group-sum-absent-lanes
-        if (lane<S>() % SHARE == 0 && row < to && q + n < L) use(row, q + n, product);
+        if (lane<S>() % SHARE == 0 && row < to && q + n < count) use(row, q + n, product);
       }
     }
   }

@@ -1,33 +1,67 @@
 // Queries, scores and weights in shared memory.
 #pragma once
 #include "../philox.cuh"
-#include "block.cuh"
+#include "positions.cuh"
 
 namespace txl_cuda {
 
-// Writes the queries with each bias, 0 beyond L and D.
+// Writes the queries with each bias, 0 beyond their number and D.
 template <class S>
 TXL_DEVICE void add_biases(const Block<S>& block) {
   using T = typename S::T;
   const DecodeProblem& p = block.p;
   TXL_ROLLED
-  for (int x = thread(); x < block.padded_L * S::WIDTH; x += THREADS) {
-    const int i = x / S::WIDTH, d = x % S::WIDTH, to = i * S::WIDTH + query_offset<S>(d);
-    const bool inside = i < block.L && d < block.D;
-    const float q = inside ? to_float(row_of<T>(p.q, block.b, block.h, i)[d]) : 0.f;
-    block.shared[block.at.content + to] = inside ? q + to_float(row_of<T>(p.u, block.h, 0, 0)[d]) : 0.f;
-    block.shared[block.at.position + to] = inside ? q + to_float(row_of<T>(p.w, block.h, 0, 0)[d]) : 0.f;
+  for (int x = thread(); x < block.padded * S::WIDTH; x += THREADS) {
+    const int n = x / S::WIDTH, d = x % S::WIDTH, to = n * S::WIDTH + query_offset<S>(d), h = block.head(n);
+    const bool inside = n < block.queries && d < block.D;
+    const float q = inside ? to_float(row_of<T>(p.q, block.b, h, block.query(n))[d]) : 0.f;
+    block.shared[block.at.content + to] = inside ? q + to_float(row_of<T>(p.u, h, 0, 0)[d]) : 0.f;
+    block.shared[block.at.position + to] = inside ? q + to_float(row_of<T>(p.w, h, 0, 0)[d]) : 0.f;
   }
 }
 
-TXL_DEVICE float log2_scale(const DecodeProblem& p) { return p.scale * 1.4426950408889634f; }  // scale * log2 e
+// With TERMS: writes the queries with the content bias in the same way, and the position queries with theirs.
+template <class S>
+TXL_DEVICE void add_biases_of_terms(const Block<S>& block) {
+  using T = typename S::T;
+  // Elements of a thread whose loads are in flight together. They divide those of QUERIES_AT_ONCE queries.
+  constexpr int AT_ONCE = S::WIDTH < THREADS ? 2 : 4;
+  const DecodeProblem& p = block.p;
+  TXL_ROLLED
+  for (int first = thread(); first < block.padded * S::WIDTH; first += AT_ONCE * THREADS) {
+    float content[AT_ONCE];
+    TXL_UNROLL
+    for (int m = 0; m < AT_ONCE; ++m) {
+      // Loads have no condition: the compiler would wait for each before the next.
+      const int x = first + m * THREADS, n = x / S::WIDTH, d = x % S::WIDTH;
+      const bool inside = n < block.queries && d < block.D;
+      const int row = inside ? n : 0, column = inside ? d : 0, h = block.head(row);
+      const float q = to_float(row_of<T>(p.q, block.b, h, block.query(row))[column]);
+      const float sum = q + to_float(row_of<T>(p.u, h, 0, 0)[column]);
+      content[m] = inside ? sum : 0.f;
+    }
+    TXL_UNROLL
+    for (int m = 0; m < AT_ONCE; ++m) {
+      const int x = first + m * THREADS, to = x / S::WIDTH * S::WIDTH + query_offset<S>(x % S::WIDTH);
+      block.shared[block.at.content + to] = content[m];
+    }
+  }
+  add_position_bias(block);
+}
+
+// The factor that turns stored scores into exponents of 2. With TERMS scores are stored with their factors, since
+// content and position have different ones.
+template <class S>
+TXL_DEVICE float exponent_factor(const DecodeProblem& p) {
+  return S::TERMS ? 1.f : p.scale * LOG2_E;
+}
 
 // Writes the maximum score of each query in each warp.
 template <class S>
 TXL_DEVICE void find_row_maxima(const Block<S>& block) {
-  const float factor = log2_scale(block.p);
+  const float factor = exponent_factor<S>(block.p);
   TXL_ROLLED
-  for (int i = 0; i < block.L; ++i) {
+  for (int i = 0; i < block.queries; ++i) {
     float max = -INFINITY;
     TXL_ROLLED
     for (int n = block.from(i) + thread(); n < block.to(i); n += THREADS) max = fmaxf(max, block.scores(i)[n] * factor);
@@ -41,9 +75,9 @@ TXL_DEVICE void find_row_maxima(const Block<S>& block) {
 template <class S>
 TXL_DEVICE void exponentiate(const Block<S>& block) {
   const DecodeProblem& p = block.p;
-  const float factor = log2_scale(p);
+  const float factor = exponent_factor<S>(p);
   TXL_ROLLED
-  for (int i = 0; i < block.padded_L; ++i) {
+  for (int i = 0; i < block.padded; ++i) {
     float max = -INFINITY, sum = 0;
     for (int n = 0; n < WARPS; ++n) max = fmaxf(max, block.shared[block.at.maxima + n * S::Q + i]);
     TXL_ROLLED
@@ -52,7 +86,7 @@ TXL_DEVICE void exponentiate(const Block<S>& block) {
       const float weight = n >= block.from(i) && n < block.to(i) ? exp2_weight(*entry * factor, max) : 0.f;
       sum += weight;
       const bool drops = p.drop_below && weight != 0;
-      *entry = drops ? weight * dropout_factor(p, block.bh(), i, block.first_key + n) : weight;
+      *entry = drops ? weight * dropout_factor(p, block.bh(i), block.query(i), block.first_key + n) : weight;
     }
     // plant: weights-sum-partner
     for (int step = WARP / 2; step; step /= 2) sum += shuffle_xor(sum, step);

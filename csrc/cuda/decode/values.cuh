@@ -11,7 +11,7 @@ TXL_DEVICE void clear_hidden_rows(const Block<S>& block, int row, float (&x)[ROW
   TXL_UNROLL
   for (int z = 0; z < ROWS; ++z) {
     bool seen = false;
-    for (int i = 0; i < block.L; ++i) seen |= row + z >= block.from(i) && row + z < block.to(i);
+    for (int i = 0; i < block.queries; ++i) seen |= row + z >= block.from(i) && row + z < block.to(i);
     TXL_UNROLL
     for (int d = 0; d < S::PER_LANE; ++d) x[z][d] = seen ? x[z][d] : 0.f;
   }
@@ -33,7 +33,7 @@ TXL_DEVICE void add_values(const Block<S>& block, const KeyRows<S>& v, Tile<S>& 
     if (gaps) clear_hidden_rows<S>(block, row, x);
     TXL_UNROLL
     for (int q = 0; q < S::Q; ++q) {
-      if (q % S::QUERIES_AT_ONCE == 0 && q >= block.L) break;
+      if (q % S::QUERIES_AT_ONCE == 0 && q >= block.queries) break;
       const Float4 weight = load_float4(block.scores(q) + row);
       TXL_UNROLL
       for (int z = 0; z < ROWS; ++z) TXL_UNROLL
@@ -51,7 +51,7 @@ TXL_DEVICE void reduce_over_block(const Block<S>& block, float (&total)[S::Q][S:
   for (int turn = 0; turn < WARPS; ++turn) {
     TXL_UNROLL
     for (int q = 0; q < S::Q; ++q) {
-      if (q >= block.L) break;
+      if (q >= block.queries) break;
       TXL_UNROLL
       for (int d = 0; d < S::PER_LANE; ++d) {
         if (turn == 0)
@@ -71,21 +71,24 @@ TXL_DEVICE void write(const Block<S>& block) {
   using T = typename S::T;
   const DecodeProblem& p = block.p;
   TXL_ROLLED
-  for (int i = 0; i < block.L; ++i) {
+  for (int n = 0; n < block.queries; ++n) {
     float max = -INFINITY, sum = 0;
-    for (int n = 0; n < WARPS; ++n) {
-      max = fmaxf(max, block.shared[block.at.maxima + n * S::Q + i]);
-      sum += block.shared[block.at.sums + n * S::Q + i];
+    for (int warp = 0; warp < WARPS; ++warp) {
+      max = fmaxf(max, block.shared[block.at.maxima + warp * S::Q + n]);
+      sum += block.shared[block.at.sums + warp * S::Q + n];
     }
-    const int64_t x = block.bh() * block.L + i;
+    const int i = block.query(n), h = block.head(n);
+    const int64_t x = block.bh(n) * (S::TERMS ? p.L : block.queries) + i;
+    float denominator = sum;
+    if (S::TERMS && p.parts == 1) denominator += sink_weight(p, block.b, h, i, max);  // plant: sink-of-one-part
     TXL_ROLLED
     for (int d = thread(); d < block.D; d += THREADS) {
-      const float value = block.shared[i * S::WIDTH + d];
+      const float value = block.shared[n * S::WIDTH + d];
       if (p.parts > 1) {
         p.partial[(x * p.parts + block.part) * block.D + d] = value;
       } else {
-        T* const out = const_cast<T*>(row_of<T>(p.out, block.b, block.h, i));
-        put(out + d, sum == 0 ? empty_output(p, block.b, i) : value / sum);
+        T* const out = const_cast<T*>(row_of<T>(p.out, block.b, h, i));
+        put(out + d, sum == 0 ? empty_output(p, block.b, i) : value / denominator);
       }
     }
     if (thread() != 0) continue;

@@ -1,5 +1,6 @@
-// One call of the kernels without Python around it: 5 queries, 155 keys, a window that leaves 124
-// of them in parts of 64, dropout. Prints "right" or "wrong", by the definition in double.
+// Calls of the kernels without Python around them, with dropout: 5 queries, 155 keys, a window that
+// leaves 124 of them in parts of 64; the same keys with Inkling's terms, in parts; and in one part a
+// table for each head. Prints "right" or "wrong", by the definition in double.
 // Emulated, for ThreadSanitizer and planted faults; by nvcc, for compute-sanitizer.
 #include <cstdio>
 #include <cstdlib>
@@ -9,8 +10,9 @@
 
 namespace txl_cuda {
 
-// The one instance that the call needs, for the compiler's time.
+// The instances that the calls need, for the compiler's time.
 void forward_decode_f32(const DecodeProblem& p, void* stream) {
+  if (p.with_terms) return launch_decode<Shape<float, 16, 1, MAX_DECODE_QUERIES, true, true>>(p, stream);
   launch_decode<Shape<float, 16, 1, MAX_DECODE_QUERIES, true>>(p, stream);
 }
 void forward_decode_bf16(const DecodeProblem&, void*) { std::abort(); }
@@ -23,7 +25,7 @@ void load_decode_f16(const DecodeProblem&) { std::abort(); }
 
 namespace {
 
-constexpr int64_t L = 5, M = 150, D = 24, S = M + L, WINDOW = 140;
+constexpr int64_t D = 24;
 
 #ifdef __CUDACC__
 void must(cudaError_t error) {
@@ -51,7 +53,6 @@ struct Array {
     must(cudaMemcpy(x.data(), there, x.size() * sizeof(T), cudaMemcpyDeviceToHost));
 #endif
   }
-  txl_cuda::View view() const { return {there, 0, 0, D}; }
 };
 
 Array<float> random_floats(int64_t n) {
@@ -64,19 +65,38 @@ Array<float> random_floats(int64_t n) {
 // For compute-sanitizer's initcheck a GPU's own are left as they are.
 Array<float> unwritten(int64_t n) { return Array<float>(std::vector<float>(static_cast<size_t>(n), NAN), false); }
 
-}  // namespace
+struct Sizes {
+  int64_t H, Hkv, L, M, Dr, T, tables, zero_row, left, right;
+  bool with_terms;
+  int64_t parts;
+};
 
-int main() {
-  const auto q = random_floats(L * D), k = random_floats(L * D), v = random_floats(L * D), k_mem = random_floats(M * D),
-             v_mem = random_floats(M * D), r = random_floats(S * D), u = random_floats(D), w = random_floats(D);
-  auto out = unwritten(L * D), lse = unwritten(L);
+// Whether a call's results are those of the definition.
+bool is_right(const Sizes& n) {
+  const int64_t L = n.L, M = n.M, S = M + L, Dr = n.Dr, group = n.H / n.Hkv;
+  // The rows before and after the tables are not of any distance.
+  const int64_t table = n.T * Dr, margin = Dr;
+  const auto q = random_floats(n.H * L * D), q_pos = random_floats(n.H * L * Dr), k = random_floats(n.Hkv * L * D),
+             v = random_floats(n.Hkv * L * D), k_mem = random_floats(n.Hkv * M * D),
+             v_mem = random_floats(n.Hkv * M * D), r = random_floats(n.tables * table + 2 * margin),
+             u = random_floats(n.H * D), w = random_floats(n.H * Dr), sink = random_floats(n.H * L);
+  auto out = unwritten(n.H * L * D), lse = unwritten(n.H * L);
   Array<int64_t> seed({7});
   txl_cuda::DecodeProblem p = {};
-  p.B = p.H = 1, p.L = L, p.M = M, p.D = p.Dv = D, p.T = S, p.left = WINDOW - 1, p.right = 0, p.aligned = 1,
-  p.scale = 0.5f;
+  p.B = 1, p.H = n.H, p.Hkv = n.Hkv, p.L = L, p.M = M, p.D = p.Dv = D, p.Dr = Dr, p.T = n.T, p.zero_row = n.zero_row;
+  p.left = n.left, p.right = n.right, p.aligned = true, p.scale = 0.5f, p.position_scale = 0.5f;
   p.drop_below = 0x4000u, p.keep_scale = 4.f / 3, p.seed = seed.there;
-  p.q = q.view(), p.k = k.view(), p.v = v.view(), p.k_mem = k_mem.view(), p.v_mem = v_mem.view(), p.out = out.view();
-  p.r = {r.there, 0, D, 0}, p.u = u.view(), p.w = w.view(), p.lse = lse.there;
+  const auto rows = [&](const auto& x, int64_t count, int64_t width) {
+    return txl_cuda::View{x.there, 0, count * width, width};
+  };
+  p.q = rows(q, L, D), p.k = rows(k, L, D), p.v = rows(v, L, D), p.k_mem = rows(k_mem, M, D);
+  p.v_mem = rows(v_mem, M, D), p.out = rows(out, L, D);
+  p.r = {r.there + margin, n.tables == 1 ? 0 : table, Dr, 0}, p.u = {u.there, D, 0, 0}, p.w = {w.there, Dr, 0, 0};
+  p.lse = lse.there;
+  if (n.with_terms) {
+    p.with_terms = p.zero_outside = true, p.position_scale = 0.75f;
+    p.q_pos = rows(q_pos, L, Dr), p.sink = {sink.there, 0, L, 1};
+  }
   const auto partial = unwritten(txl_cuda::split_decode(p, 2));
   p.partial = partial.there;
   txl_cuda::forward_decode(p, nullptr);
@@ -84,26 +104,40 @@ int main() {
   p.seed = seed.x.data();
 
   double error = 0;
-  for (int64_t i = 0; i < L; ++i) {
-    double sum = 0, total[D] = {};
-    for (int64_t j = i + M - WINDOW + 1; j <= i + M; ++j) {
-      double score = 0;
-      for (int64_t d = 0; d < D; ++d) {
-        const double x = q.x[i * D + d], key = j < M ? k_mem.x[j * D + d] : k.x[(j - M) * D + d];
-        score += (x + u.x[d]) * key + (x + w.x[d]) * r.x[(M + i - j) * D + d];
+  for (int64_t h = 0; h < n.H; ++h)
+    for (int64_t i = 0; i < L; ++i) {
+      const int64_t x = h * L + i, at = M + i, first = at > n.left ? at - n.left : 0;
+      double sum = 0, total[D] = {};
+      for (int64_t j = first; j <= at + n.right && j < S; ++j) {
+        const int64_t keys = h / group, row = n.zero_row + at - j;
+        const auto key = [&](const auto& memory, const auto& segment, int64_t d) {
+          return j < M ? memory.x[(keys * M + j) * D + d] : segment.x[(keys * L + j - M) * D + d];
+        };
+        double content = 0, position = 0;
+        for (int64_t d = 0; d < D; ++d) content += (q.x[x * D + d] + u.x[h * D + d]) * key(k_mem, k, d);
+        for (int64_t d = 0; d < Dr && 0 <= row && row < n.T; ++d)
+          position += ((n.with_terms ? q_pos : q).x[x * Dr + d] + w.x[h * Dr + d]) *
+                      r.x[margin + (n.tables == 1 ? 0 : h * table) + row * Dr + d];
+        const double weight = std::exp(p.scale * content + p.position_scale * position);
+        sum += weight;
+        for (int64_t d = 0; d < D; ++d) total[d] += weight * txl_cuda::dropout_factor(p, h, i, j) * key(v_mem, v, d);
       }
-      const double weight = std::exp(p.scale * score);
-      sum += weight;
-      for (int64_t d = 0; d < D; ++d)
-        total[d] += weight * txl_cuda::dropout_factor(p, 0, i, j) * (j < M ? v_mem.x[j * D + d] : v.x[(j - M) * D + d]);
+      error = std::fmax(error, std::fabs(lse.x[x] - std::log(sum)));
+      if (n.with_terms) sum += std::exp(sink.x[x]);
+      for (int64_t d = 0; d < D; ++d) {
+        const double off = std::fabs(out.x[x * D + d] - total[d] / sum);
+        error = off <= error ? error : off;  // NaN stays
+      }
     }
-    error = std::fmax(error, std::fabs(lse.x[i] - std::log(sum)));
-    for (int64_t d = 0; d < D; ++d) {
-      const double off = std::fabs(out.x[i * D + d] - total[d] / sum);
-      error = off <= error ? error : off;  // NaN stays
-    }
-  }
-  const bool right = error < 1e-5 && p.parts == 3;
+  return error < 1e-5 && p.parts == n.parts;
+}
+
+}  // namespace
+
+int main() {
+  const bool right = is_right({1, 1, 5, 150, D, 155, 1, 0, 139, 0, false, 3}) &&
+                     is_right({6, 2, 4, 150, 16, 100, 1, 1, 139, 2, true, 2}) &&
+                     is_right({3, 1, 3, 40, 8, 20, 3, 1, 139, 2, true, 1});
   std::puts(right ? "right" : "wrong");
   return right ? 0 : 2;
 }

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from cases import Case, as_call, in_float64, make_inputs
+from cuda_cases import inkling
 from gpu_helpers import memory_beyond_31_bits
 
 from txl_kernels import rel_attention
@@ -44,6 +45,24 @@ def test_head_widths(length: int, width: int, dtype: torch.dtype) -> None:
 def test_options_at_real_sizes(sizes: tuple[int, int], options: dict[str, Any]) -> None:
     length, memory = sizes
     assert_equals_reference(Case(B=8, H=4, L=length, M=memory, D=64, **options), torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("length", [1, 2, 4])
+@pytest.mark.parametrize("group", [1, 3, 8])
+def test_inklings_terms(group: int, length: int, dtype: torch.dtype) -> None:
+    for memory, extent, window in ((3800, 1024, None), (3800, 512, 512), (150, 1024, None)):
+        assert_equals_reference(inkling("", group, length, extent, M=memory, D=128, window=window), dtype)
+
+
+@pytest.mark.parametrize("options", [
+    {"intervals": "filled"}, {"intervals": "random"}, {"dropout_p": 0.2}, {"layout": "fused"}, {"D": 256},
+    {"r": "H T Dp", "position_bias": "H Dp"}, {"Dp": 128}, {"B": 64, "M": 800},
+], ids=str)  # fmt: skip
+def test_options_of_inklings_terms(options: dict[str, Any]) -> None:
+    for length in (1, 3):
+        case = inkling("", 3, length, 700, **{"M": 3800, "D": 128, "sink": "B H L"} | options)
+        assert_equals_reference(case, torch.bfloat16)
 
 
 def test_more_than_2_to_the_31_elements() -> None:

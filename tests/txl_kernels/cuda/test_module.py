@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 from cases import Case, as_call, as_fields, make_inputs
+from cuda_cases import inkling
 from cuda_emulation import meta_call, plan_of
 from processes import ROOT, run_python
 
 from txl_kernels import available_backends, backends, rel_attention
 from txl_kernels.backends import cuda, native_modules, self_check, triton
+from txl_kernels.call import Call
 from txl_kernels.diagnosis import report
 
 built = pytest.mark.skipif(cuda.native.module is None, reason=f"needs the CUDA module: {cuda.native.why_not_loaded}")
@@ -79,6 +81,33 @@ def test_choice_of_the_fastest_backend(monkeypatch: pytest.MonkeyPatch) -> None:
         for (decode, gradients), name in wanted.items():
             kind = {"decode": decode, "gradients": gradients}
             assert backends.choose_unasked(torch.device("cpu"), torch.bfloat16, **kind) == name
+
+
+@pytest.mark.parametrize("capability", [(8, 0), cuda.HOPPER], ids=str)
+def test_choice_for_inklings_terms(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """ "cuda" for up to 4 queries without gradients. A traced graph, which serves all lengths, has
+    another, and its named backend is checked as decode alone."""
+    monkeypatch.setattr(cuda, "why_not_tensors", lambda *args: None)
+    monkeypatch.setattr(triton, "why_not_tensors", lambda *args: None)
+    monkeypatch.setattr(backends.cpu, "why_not_tensors", lambda *args: "not here")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+
+    def made(length: int, dtype: torch.dtype = torch.bfloat16) -> Call:
+        return as_fields(make_inputs(inkling("", 3, length, 9, D=16), dtype))._replace(sink=torch.zeros(2, 6, length))
+
+    for dtype in cuda.DTYPES:
+        with torch.no_grad():
+            chosen = [backends.choose(None, made(length, dtype)) for length in (1, 2, 4, 5, 50)]
+        assert chosen == ["cuda", "cuda", "cuda", "triton", "triton"]
+        assert backends.choose(None, made(1, dtype)) == "triton"  # with gradients
+    asked: list[bool] = []
+    monkeypatch.setattr(self_check, "concerns", lambda device: True)
+    monkeypatch.setattr(self_check, "why_not_trusted", lambda kernels, kind: asked.append(kind.decode))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with torch.no_grad():
+        assert not cuda.is_preferred(made(1))
+        assert backends.why_not_kind("cuda", made(1), gradients=False) is None
+    assert asked == [True]
 
 
 class Attention(torch.nn.Module):

@@ -1,4 +1,5 @@
-"""Faults that the SIMT emulation detects: each barrier left out, and wrong shuffles."""
+"""Faults that the SIMT emulation detects: each barrier left out, wrong shuffles, wrong
+terms."""
 
 import os
 import shutil
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cuda_emulation import CSRC, HERE, build_driver
-from planted_faults import BACKWARD, FORWARD, SHUFFLES, Edit, copied_source, marks, plant
+from planted_faults import BACKWARD, DECODE, FORWARD, Edit, copied_source, marks, plant
 
 NO_DRIVER = "CUDA driver version is insufficient for CUDA runtime version\n"
 THREADS = ("-DSIMT_THREADS", "-pthread", "-g", "-fsanitize=thread")
@@ -20,7 +21,7 @@ BARRIERS = [
 
 
 def test_every_mark_has_a_fault(tmp_path: Path) -> None:
-    faults = [(fault.name, fault.edit) for fault in FORWARD + BACKWARD] + [(name, edit) for name, edit, _ in SHUFFLES]
+    faults = [(fault.name, fault.edit) for fault in FORWARD + BACKWARD] + [(name, edit) for name, edit, _ in DECODE]
     assert sorted(name for _, _, name in marks()) == sorted(name for name, _ in faults)
     for name, edit in faults:
         planted = plant(tmp_path / name, name, edit)
@@ -80,6 +81,6 @@ def test_missing_barrier_gives_wrong_values(tmp_path: Path, name: str, which: in
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "edit", "seen"), SHUFFLES)
-def test_wrong_shuffle_is_detected(tmp_path: Path, name: str, edit: Edit, seen: str) -> None:
+@pytest.mark.parametrize(("name", "edit", "seen"), DECODE)
+def test_fault_of_decode_is_detected(tmp_path: Path, name: str, edit: Edit, seen: str) -> None:
     assert seen in run(build_driver(tmp_path, plant(tmp_path, name, edit)))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from cases import Case
-from cuda_cases import MATRIX, use, within_the_error_budget
+from cuda_cases import INKLING, MATRIX, use, within_the_error_budget
 from cuda_ptx import compiled_ptx, ptx_module
 from oracle import matches_the_definition
 
@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"),
 ]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SOME = [case for case in MATRIX if case.B * case.L]
+SOME = [case for case in MATRIX + INKLING if case.B * case.L]
 
 
 @pytest.fixture

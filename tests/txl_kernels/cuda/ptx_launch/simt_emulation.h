@@ -68,22 +68,25 @@ void launch_elsewhere(void (*kernel)(Problem), dim3 grid, int threads, size_t sh
   Dl_info symbol;
   if (!dladdr(reinterpret_cast<void*>(kernel), &symbol) || !symbol.dli_sname) die("a kernel without a name");
   const uint64_t item = p.type == decltype(p.type)::f32 ? 4 : 2;
-  const uint64_t B = p.B, H = p.H, Hkv = p.Hkv, L = p.L, M = p.M, T = p.T, D = p.D;
+  const uint64_t B = p.B, H = p.H, L = p.L, M = p.M, T = p.T, D = p.D;
   uint64_t spans[64];
   int count = 0;
   const auto may_access = [&](const void* data, uint64_t bytes) {
     if (!data || !bytes) return;
     spans[2 * count] = reinterpret_cast<uint64_t>(data), spans[2 * count + 1] = bytes, ++count;
   };
-  const auto rows = [&](const auto& view, uint64_t n0, uint64_t n1, uint64_t n2, uint64_t columns) {
+  const auto elements = [&](const auto& view, uint64_t n0, uint64_t n1, uint64_t n2, uint64_t width, uint64_t bytes) {
     if (n0 && n1 && n2)
-      may_access(view.data, ((n0 - 1) * view.s0 + (n1 - 1) * view.s1 + (n2 - 1) * view.s2 + columns) * item);
+      may_access(view.data, ((n0 - 1) * view.s0 + (n1 - 1) * view.s1 + (n2 - 1) * view.s2 + width) * bytes);
   };
-  rows(p.q, B, H, L, D), rows(p.k, B, Hkv, L, D), rows(p.v, B, Hkv, L, D), rows(p.out, B, H, L, D);
-  rows(p.k_mem, B, Hkv, M, D), rows(p.v_mem, B, Hkv, M, D), rows(p.r, H, T, 1, p.Dr), rows(p.q_pos, B, H, L, p.Dr);
-  rows(p.u, H, 1, 1, D), rows(p.w, H, 1, 1, p.Dr);
-  if (p.sink.data)
-    may_access(p.sink.data, ((B - 1) * p.sink.s0 + (H - 1) * p.sink.s1 + (L - 1) * p.sink.s2 + 1) * sizeof(float));
+  const auto rows = [&](const auto& view, uint64_t n0, uint64_t n1, uint64_t n2) {
+    elements(view, n0, n1, n2, D, item);
+  };
+  const uint64_t Hkv = p.Hkv, Dr = p.Dr;
+  rows(p.q, B, H, L), rows(p.k, B, Hkv, L), rows(p.v, B, Hkv, L), rows(p.k_mem, B, Hkv, M), rows(p.v_mem, B, Hkv, M);
+  rows(p.u, H, 1, 1), rows(p.out, B, H, L);
+  elements(p.r, H, T, 1, Dr, item), elements(p.w, H, 1, 1, Dr, item), elements(p.q_pos, B, H, L, Dr, item);
+  elements(p.sink, B, H, L, 1, sizeof(float));
   for (const auto& x : {p.start, p.end}) may_access(x.data, ((B - 1) * x.s0 + (L - 1) * x.s1 + 1) * sizeof(int32_t));
   may_access(p.seed, sizeof(int64_t));
   may_access(p.lse, B * H * L * sizeof(float));
