@@ -115,30 +115,22 @@ HOPPER = [fits(case).but(L=case.L) for case in CASES if case.B and case.L and ca
     Case("blocks that see nothing", L=260, M=0, D=64, B=1, H=1, window=30, intervals="ended"),
     Case("blocks that see nothing, wide heads", L=200, M=0, D=128, B=1, H=1, window=30, intervals="ended"),
 ]
-# Inkling's terms: queries of positions, their scale, grouped heads, distances without a row, sinks.
-_TERMS: dict[str, Any] = {
-    "Dp": 16, "r": "1 T Dp", "zero_row": 0, "outside": "zero", "position_scale": 1.0, **NO_BIASES,
-}  # fmt: skip
-INKLING = [
-    Case("Inkling, groups of three", B=2, H=6, Hkv=2, L=150, M=70, D=64, T=64, sink="H", **_TERMS),
-    Case("Inkling, groups of eight, wide", B=1, H=8, Hkv=1, L=70, M=70, D=128, T=20, sink="B H L", **_TERMS),
-    Case("Inkling, a table that ends inside a tile", B=1, H=1, L=300, M=100, D=128, T=130, **_TERMS),
-    Case("Inkling, a window", B=1, H=2, Hkv=1, L=300, M=300, D=64, T=70, window=100, **_TERMS),
-    Case("Inkling, tables of heads, width 8", B=1, H=2, Hkv=1, L=130, M=70, D=64, T=65, layout="lbhd",
-         **_TERMS | {"r": "H T Dp", "Dp": 8}),
-    Case("Inkling, bidirectional, a table in the middle", B=1, H=1, L=300, M=50, D=64, T=127, causal=False,
-         **_TERMS | {"zero_row": 63}),
-    Case("Inkling, bidirectional, rows of the future alone", B=1, H=1, L=260, M=0, D=128, T=60, causal=False,
-         **_TERMS | {"zero_row": 150}),
-    Case("Inkling, a table of one row, dropout", B=1, H=2, Hkv=1, L=130, M=100, D=64, T=1, dropout_p=0.2, **_TERMS),
-    Case("Inkling, no distance has a row", B=1, H=1, L=100, M=30, D=64, T=2, **_TERMS | {"zero_row": 1000}),
-    Case("Inkling, random intervals, sinks", B=2, H=2, Hkv=1, L=150, M=200, D=40, T=60, intervals="random",
-         sink="B H L", causal=False, **_TERMS),
-    Case("Inkling, queries that see nothing", B=1, H=2, Hkv=1, L=80, M=40, D=64, T=10, intervals="alternate", sink="H",
-         **_TERMS),
-    Case("Inkling, no visible keys", B=1, H=2, Hkv=1, L=70, M=40, D=64, T=10, intervals="nothing", sink="H", **_TERMS),
-    Case("Inkling, one query", B=2, H=3, Hkv=1, L=1, M=200, D=128, T=100, sink="H", **_TERMS),
-    Case("Inkling, seven queries", B=1, H=6, Hkv=2, L=7, M=300, D=64, T=100, sink="H", **_TERMS),
+# Inkling's terms in the Hopper kernels.
+ONE: dict[str, Any] = {"B": 1, "H": 1, "Hkv": 1, "sink": None}
+HOPPER_INKLING = [
+    inkling("groups of three", 3, 150, 64, D=64),
+    inkling("groups of eight, wide", 8, 70, 20, B=1, H=8, Hkv=1, D=128, sink="B H L"),
+    inkling("a table that ends inside a tile", 1, 300, 130, M=100, D=128, **ONE),
+    inkling("a window of tiles", 1, 300, 70, B=1, M=300, D=64, window=100),
+    inkling("tables of heads, width 8", 2, 130, 65, B=1, H=2, Hkv=1, D=64, layout="lbhd", r="H T Dp", Dp=8),
+    inkling("bidirectional, a table in the middle", 1, 300, 127, M=50, D=64, causal=False, zero_row=63, **ONE),
+    inkling("bidirectional, rows of the future alone", 1, 260, 60, M=0, D=128, causal=False, zero_row=150, **ONE),
+    inkling("a table of one row, dropout", 2, 130, 1, B=1, H=2, Hkv=1, M=100, D=64, dropout_p=0.2),
+    inkling("no distance has a row", 1, 100, 2, M=30, D=64, zero_row=1000, **ONE),
+    inkling("intervals and sinks", 1, 150, 60, M=200, D=40, intervals="random", sink="B H L", causal=False),
+    inkling("every other query sees nothing", 2, 80, 10, B=1, H=2, Hkv=1, M=40, D=64, intervals="alternate"),
+    inkling("nothing is visible", 2, 70, 10, B=1, H=2, Hkv=1, M=40, D=64, intervals="nothing"),
+    inkling("seven queries", 3, 7, 100, B=1, M=300, D=64),
     Case("position queries, every distance has a row", B=1, H=1, L=64, M=64, D=64, Dp=16, extra_rows=70, **NO_BIASES),
 ]
 UP_TO_SIXTEEN = [  # queries of decode that the Hopper kernels take
@@ -149,7 +141,7 @@ UP_TO_SIXTEEN = [  # queries of decode that the Hopper kernels take
 SPLIT = [
     Case("memory", L=70, M=900, D=64, B=1, H=1),
     Case("a part without tiles", L=600, M=0, D=64, B=1, H=1),
-    Case("memory, Inkling", B=1, H=2, Hkv=1, L=70, M=900, D=64, T=300, sink="H", **_TERMS),
+    inkling("memory, Inkling", 2, 70, 300, B=1, H=2, Hkv=1, M=900, D=64),
 ]
 
 

@@ -107,4 +107,6 @@ def _tensor_map(params: bytes, at: int) -> TensorMap:
     address, *numbers, item, swizzle = _MAP.unpack_from(params, at)
     sizes, steps, box = (tuple(numbers[n : n + 4][::-1]) for n in (0, 4, 8))
     strides = tuple(step // max(item, 1) for step in steps)
-    return TensorMap(address, item, sizes, strides, box, swizzle={32: 1, 128: 3}.get(swizzle, 0))  # 0: a map that is not used
+    return TensorMap(
+        address, item, sizes, strides, box, swizzle={32: 1, 128: 3}.get(swizzle, 0)
+    )  # 0: a map that is not used

@@ -131,9 +131,9 @@ def is_decode(call: Call) -> bool:
     length = call.q.size(2)
     if length > MAX_DECODE_QUERIES or _why_not_terms_decode(call) is not None:
         return False
-    if length < MIN_HOPPER_QUERIES:
+    if length < MIN_HOPPER_QUERIES or _inklings_term(call) is not None:
         return True
-    return (_why_not_terms_prefill(call) or why_not_hopper(call) or _why_not_prefill_sizes(call)) is not None
+    return (why_not_hopper(call) or _why_not_prefill_sizes(call)) is not None
 
 
 def _why_not_formula(call: Call) -> str | None:
@@ -199,10 +199,10 @@ def is_preferred(call: Call) -> bool:
     A traced graph serves all lengths. There the answer depends on none, which would add a guard:
     True where the kernels take any.
     """
-    if _inklings_term(call) is not None:
-        return False  # no GPU has run these instances yet
     if torch.compiler.is_compiling():
-        return (_why_not_formula(call) or _why_not_terms_prefill(call) or why_not_hopper(call)) is None
+        return (_inklings_term(call) or _why_not_formula(call) or why_not_hopper(call)) is None
+    if _inklings_term(call) is not None and (needs_gradients(call) or not is_decode(call)):
+        return False  # no GPU has run these instances of the Hopper kernels yet
     return why_not_call(call) is None and (call.q.size(2) <= FASTER_UP_TO or not is_decode(call))
 
 
@@ -264,7 +264,7 @@ def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32) if need_lse else None
     if q.numel() == 0:
         return out, lse
-    call = _with_biases(call)
+    call = with_biases(call)
     plan = _plan(make_plan, call, out, prepared)
     workspace = q.new_empty(plan.workspace, dtype=torch.float32) if plan.workspace else None
     plan.forward(call, out, lse, 0 if workspace is None else workspace.data_ptr(), _stream(q.device))
@@ -292,7 +292,7 @@ def backward(
     gradients = empty_gradients(call, wanted)
     if call.q.numel() == 0:
         return tuple(None if x is None else x.zero_() for x in gradients)
-    call = _with_biases(call)
+    call = with_biases(call)
     if prepared is None or prepared.plan is None:
         reason = why_not_hopper(call)  # forward of the raw operator does not know whether gradients follow
         if reason is not None:
@@ -309,10 +309,6 @@ def backward(
     stream = _stream(call.q.device)
     plan.backward(call, out, lse, dout, dlse, gradients, slots, tables, workspace.data_ptr(), stream)
     return gradients
-
-
-def _with_biases(call: Call) -> Call:
-    return with_biases(call) if call.q_pos is None else call
 
 
 def _plan(make: Callable[[Call, Tensor, int], Any], call: Call, out: Tensor, prepared: Prepared | None) -> Any:

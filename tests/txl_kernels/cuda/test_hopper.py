@@ -1,12 +1,13 @@
 """The Hopper kernels against float64: their source run by the emulation, and on a GPU."""
 
 import ctypes
+import re
 from typing import Any
 
 import pytest
 import torch
 from cases import NO_BIASES, TENSORS, Case, as_call, as_fields, leaves, make_inputs
-from cuda_cases import HOPPER, INKLING, SPLIT, UP_TO_SIXTEEN, use, within_the_error_budget
+from cuda_cases import HOPPER, HOPPER_INKLING, SPLIT, UP_TO_SIXTEEN, inkling, use, within_the_error_budget
 from cuda_emulation import build, plan_of
 from error_budget import SHAPES, require_at_most_twice_eager
 from oracle import gradients, ignores_what_no_query_sees, matches_the_reference
@@ -32,7 +33,9 @@ def run(inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.usefixtures("kernels", "nan_filled")
-@pytest.mark.parametrize(("case", "dtype"), [(case, DTYPES[n % 2]) for n, case in enumerate(HOPPER + INKLING)], ids=str)
+@pytest.mark.parametrize(
+    ("case", "dtype"), [(case, DTYPES[n % 2]) for n, case in enumerate(HOPPER + HOPPER_INKLING)], ids=str
+)
 def test_values_and_gradients(case: Case, dtype: torch.dtype) -> None:
     within_the_error_budget(case, dtype)
 
@@ -53,7 +56,7 @@ def test_gradients_of_r_in_a_fixed_order(width: int, terms: str) -> None:
     for fixed in (True, True, False):
         torch.use_deterministic_algorithms(fixed)
         try:
-            case = INKLING[0].but(B=1, D=width) if terms == "Inkling" else Case(B=1, L=150, M=40, D=width)
+            case = HOPPER_INKLING[0].but(B=1, D=width) if terms == "Inkling" else Case(B=1, L=150, M=40, D=width)
             inputs = make_inputs(case, torch.bfloat16)
             results.append(gradients(*run(inputs), inputs))
         finally:
@@ -297,21 +300,23 @@ def test_no_tile_outside_of_the_table_forms_a_product_of_positions(monkeypatch: 
 
 def test_refused_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, build())
-    inkling = INKLING[0]
-    for case, reason in (
-        (Case(H=2, Hkv=1), "grouped heads without q_pos, got 1 heads of k for 2 of q"),
-        (Case(T=4, outside="zero"), "outside='zero' without q_pos"),
-        (Case(sink="H"), "a sink without q_pos"),
-        (inkling.but(Dp=24), r"q_pos of another width \(Dp\) than 8 or 16, got 24"),
-        (inkling.but(content_bias="H D"), "content_bias beside q_pos"),
-        (inkling.but(r_bias="H T"), "r_bias"),
-        (inkling.but(softcap=2.0), "softcap, got 2.0"),
+    few, many = inkling("", 3, 3, 9), inkling("", 3, 20, 9)
+    for case, message in (
+        (Case(H=2, Hkv=1), "gradients with grouped heads, got 1 heads of k for 2 of q, without q_pos"),
+        (Case(L=20, T=4, outside="zero"), "outside='zero', without q_pos"),
+        (Case(L=20, sink="H"), "sink, got [2, 2, 20], without q_pos"),
+        (few.but(Dp=24), "gradients with q_pos of another width (Dp) than 8 or 16, got 24"),
+        (many.but(Dp=24), "q_pos of another width (Dp) than 8 or 16, got 24"),
+        (many.but(content_bias="H D"), "content_bias beside q_pos"),
+        (many.but(r_bias="H T"), "r_bias"),
+        (many.but(softcap=2.0), "softcap, got 2.0"),
     ):
-        with pytest.raises(RuntimeError, match=f"does not take {reason}; backend='triton' does"):
+        with pytest.raises(RuntimeError, match=re.escape(f"does not take {message}; backend='triton' does")):
             rel_attention(**as_call(make_inputs(case, torch.bfloat16)), backend="cuda")
     use(monkeypatch, build(), capability=(8, 0))
-    with torch.no_grad(), pytest.raises(RuntimeError, match=r"this is 8\.0, as the kernels do that compute positions"):
-        rel_attention(**as_call(make_inputs(INKLING[-2], torch.bfloat16)), backend="cuda")
+    message = "this is 8.0, as the kernels do that compute q_pos, got [2, 6, 5, 16], for more than 4 queries (L), got 5"
+    with torch.no_grad(), pytest.raises(RuntimeError, match=re.escape(message)):
+        rel_attention(**as_call(make_inputs(few.but(L=5), torch.bfloat16)), backend="cuda")
 
 
 @pytest.mark.parametrize("name", ["q", "k", "r", "content_bias", "position_bias"])

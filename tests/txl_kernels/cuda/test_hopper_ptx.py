@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from cases import Case
-from cuda_cases import HOPPER, INKLING, SPLIT, forward, use
+from cuda_cases import HOPPER, HOPPER_INKLING, SPLIT, forward, use
 from cuda_emulation import CSRC
 from cuda_ptx import PtxModule, compile_ptx, compiled_ptx, ptx_module
 from oracle import matches_the_reference
@@ -43,7 +43,9 @@ def kernels(module: PtxModule, compiled: list[str], monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("kernels", "nan_filled")
-@pytest.mark.parametrize(("case", "dtype"), [(case, DTYPES[n % 2]) for n, case in enumerate(HOPPER + INKLING)], ids=str)
+@pytest.mark.parametrize(
+    ("case", "dtype"), [(case, DTYPES[n % 2]) for n, case in enumerate(HOPPER + HOPPER_INKLING)], ids=str
+)
 def test_values_and_gradients(case: Case, dtype: torch.dtype) -> None:
     matches_the_reference(case, dtype, "cuda")
 
