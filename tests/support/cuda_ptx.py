@@ -21,6 +21,7 @@ _CALLBACK = ctypes.CFUNCTYPE(
     None, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint), ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p,
     ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint64), ctypes.c_int, ctypes.POINTER(ctypes.c_uint64), ctypes.c_int,
 )  # fmt: skip
+_SWIZZLES = {32: 1, 128: 3}  # by the bytes of a row; a map that no kernel uses has any
 _MAP = struct.Struct("Q4q4q4iii")  # TensorMap of hopper_emulation.h: innermost axis first, steps in bytes
 
 
@@ -107,6 +108,4 @@ def _tensor_map(params: bytes, at: int) -> TensorMap:
     address, *numbers, item, swizzle = _MAP.unpack_from(params, at)
     sizes, steps, box = (tuple(numbers[n : n + 4][::-1]) for n in (0, 4, 8))
     strides = tuple(step // max(item, 1) for step in steps)
-    return TensorMap(
-        address, item, sizes, strides, box, swizzle={32: 1, 128: 3}.get(swizzle, 0)
-    )  # 0: a map that is not used
+    return TensorMap(address, item, sizes, strides, box, _SWIZZLES.get(swizzle, 0))

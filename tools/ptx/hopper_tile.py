@@ -36,8 +36,8 @@ sectors | programs |
 def counted(module: PtxModule, queries: int, memory: int, width: int, table: str) -> dict[str, Counter[str]]:
     """Return counts by kernel for a bfloat16 call, forward and backward, without a mask.
 
-    table: "" for the paper's terms; with queries of positions, "inside" if all distances have a row,
-    or "outside" if none has.
+    table: "" for the paper's terms; with queries of positions, "inside" if all distances have a
+    row, or "outside" if none has.
     """
 
     def randn(*size: int) -> torch.Tensor:

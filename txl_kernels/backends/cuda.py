@@ -89,7 +89,7 @@ def why_not_call(call: Call) -> str | None:
     needs_hopper = not few or needs_gradients(call) or not_by_decode is not None
     reason = _why_not_formula(call)
     if reason is None and needs_hopper and (term := _why_not_terms_prefill(call)) is not None:
-        reason = f"gradients with {term}" if not_by_decode is None else term
+        reason = (not_by_decode or f"gradients with {term}") if few else term
     if reason is not None:
         return f"it does not take {reason}; backend='triton' does"
     if needs_hopper:

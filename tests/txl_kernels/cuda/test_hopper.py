@@ -302,7 +302,7 @@ def test_refused_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, build())
     few, many = inkling("", 3, 3, 9), inkling("", 3, 20, 9)
     for case, message in (
-        (Case(H=2, Hkv=1), "gradients with grouped heads, got 1 heads of k for 2 of q, without q_pos"),
+        (Case(L=3, H=2, Hkv=1), "gradients with grouped heads, got 1 heads of k for 2 of q, without q_pos"),
         (Case(L=20, T=4, outside="zero"), "outside='zero', without q_pos"),
         (Case(L=20, sink="H"), "sink, got [2, 2, 20], without q_pos"),
         (few.but(Dp=24), "gradients with q_pos of another width (Dp) than 8 or 16, got 24"),
