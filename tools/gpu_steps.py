@@ -94,7 +94,7 @@ def steps(out: Path, rehearse: bool) -> list[Step]:
         Step("sanitizer", 1, 60, [*sanitizer, "tests/txl_kernels/cuda/test_hopper.py", "-k", "intervals or dropout"]),
         Step("model tests", 2, 60, [*tests, *(TINY_TESTS if rehearse else MODELS)]),
         benchmark("evaluation", 2, 150, f"{GROUPS}/test_evaluation.py", f"{GROUPS}/test_training.py"),
-        benchmark("inkling", 2, 70, f"{GROUPS}/test_inkling.py", "-k", "not decode"),
+        benchmark("inkling", 2, 100, f"{GROUPS}/test_inkling.py", "-k", "not decode"),
         benchmark("layers", 2, 60, f"{GROUPS}/test_integrations.py"),
     ]
 

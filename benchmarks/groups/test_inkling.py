@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from harness.case import Case, Shape
@@ -40,6 +41,12 @@ def _plain(x: Arguments, repeated: bool) -> Tensor:
     return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=not repeated)
 
 
+def _cudnn(x: Arguments) -> Tensor:
+    """The same by cuDNN's kernels."""
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        return _plain(x, repeated=False)
+
+
 def _dense(x: Arguments) -> Tensor:
     """SDPA with the positional terms as a bias [B, H, L, L], as transformers computes it."""
     length, rows = x["q"].size(2), x["r"].size(1)
@@ -64,11 +71,14 @@ def _flex(x: Arguments) -> Tensor:
     return compiled_flex()(x["q"], x["k"], x["v"], score_mod=score_mod, block_mask=mask, enable_gqa=True)
 
 
-def methods(length: int, window: int | None, on_gpu: bool) -> list[Method]:
+def methods(length: int, window: int | None, machine: Machine) -> list[Method]:
     """List the implementations that can compute a causal call, or one with a window."""
+    on_gpu = machine.kind == "cuda"
     arguments = functools.partial(_arguments, window=window)
     ours = functools.partial(arguments, backend="triton") if on_gpu else arguments
     found = [Method("ours", ours, "ours")]
+    if "cuda" in machine.backends:
+        found.append(Method("ours, CUDA C++", functools.partial(arguments, backend="cuda"), "ours"))
     if length <= LONGEST_DENSE:
         found.append(Method("SDPA with dense bias", arguments, "other", _dense))
     if on_gpu:  # on a CPU it has no backward
@@ -78,6 +88,7 @@ def methods(length: int, window: int | None, on_gpu: bool) -> list[Method]:
             Method("plain SDPA, enable_gqa", arguments, "baseline", functools.partial(_plain, repeated=False)),
             Method("plain SDPA, keys repeated", arguments, "baseline", functools.partial(_plain, repeated=True)),
         ]
+        found += [Method("plain SDPA, cuDNN", arguments, "baseline", _cudnn)] if on_gpu else []
     return found
 
 
@@ -96,7 +107,7 @@ def test_inkling(machine: Machine, full: bool) -> list[Comparison]:
         shape = Shape(1, 24, length, 0, 128)
         case = Case(shape=shape, note=note)
         found += compared(
-            "Inkling", machine, case, shape, SMALL, methods(length, window, on_gpu), 3 if on_gpu else 6, dtypes=dtypes
+            "Inkling", machine, case, shape, SMALL, methods(length, window, machine), 3 if on_gpu else 6, dtypes=dtypes
         )
     return found
 

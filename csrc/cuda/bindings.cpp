@@ -156,7 +156,7 @@ class PrefillPlan {
   txl_cuda::Gradients gradients_of(const py::tuple& gradients, int64_t slots, int64_t tables) const {
     txl_cuda::Gradients x;
     txl::View no_r_bias;
-    txl::View* const views[txl::INPUTS] = {&x.dq, &x.dk,    &x.dv,    &x.dr_out,  &x.du,    &x.dw,
+    txl::View* const views[txl::INPUTS] = {&x.dq,     &x.dk,     &x.dv,      &x.dr_out, &x.du,   &x.dw,
                                            &x.dk_mem, &x.dv_mem, &no_r_bias, &x.dq_pos, &x.dsink};
     if (gradients.size() != std::size(views)) throw py::value_error("not the gradients of a call's inputs");
     for (size_t n = 0; n < std::size(views); ++n)

@@ -94,6 +94,7 @@ BACKWARD = [
     Hopper("rows-beyond-queries", ("(n), is_row &&", "(n) + (is_row ? 0 : i * rows.s2),"), LONG, "global memory"),
     Hopper("columns-barrier", None, NARROW, "race"),
     Hopper("tiles-of-the-table-by-keys", ("+ 1;", "- 1;"), POSITIONS, ""),
+    Hopper("keys-scores-wait", None, POSITIONS, "waited"),
     Hopper("skew-count", ("++skews_", "skews_"), POSITIONS, "race"),
     Hopper("positions-skew-barrier", None, POSITIONS, "race"),
     Hopper("heads-of-queries", ("+ n", "+ 0 * n"), POSITIONS, "values"),

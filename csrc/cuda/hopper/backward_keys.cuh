@@ -28,7 +28,9 @@ struct KeyBlock {
     const int64_t query_begin = max_of(key_begin - p.M - p.right, 0);
     const int64_t query_end = min_of(p.L, key_end - p.M + p.left);
     first_query = static_cast<int>(query_begin) / SIDE * SIDE;
-    steps = query_begin < query_end && (p.T || S::HAS_Q_POS) ? static_cast<int>(query_end - first_query + SIDE - 1) / SIDE : 0;
+    steps = query_begin < query_end && (p.T || S::HAS_Q_POS)
+                ? static_cast<int>(query_end - first_query + SIDE - 1) / SIDE
+                : 0;
     q.barriers = reinterpret_cast<Barrier*>(shared + S::barriers), r.barriers = q.barriers + q.BARRIERS;
     if (thread() == S::GROUPS * WARPGROUP)
       for (const RowsMap* rows : {&p.q_position_rows, &p.q_content_rows, &p.dout_rows, &p.r_rows})
@@ -121,7 +123,8 @@ TXL_DEVICE void prepare_stats(const KeyBlock<S>& block) {
   PipelineState<S::STAGES> state;
   TXL_ROLLED
   for (int n = 0; n < block.group() * block.steps; ++n) {
-    const int step = S::HAS_Q_POS ? n % block.steps : n, head = S::HAS_Q_POS ? block.query_head(n / block.steps) : block.h;
+    const int step = S::HAS_Q_POS ? n % block.steps : n,
+              head = S::HAS_Q_POS ? block.query_head(n / block.steps) : block.h;
     const int stage = producer.producer_acquire();
     uint64_t sees_keys = 0;
     int max_low = -1, min_high = 1 << 30;
@@ -305,8 +308,7 @@ class KeysConsumer {
     TXL_UNROLL
     for (int m = 0; m < 32; ++m) scores[m] += skewed[m];
   }
-  // The same where some tiles have no position scores. Nothing is in flight at the end: the products of the other
-  // warpgroup fill the waits.
+  // The same where some tiles have no position scores.
   TXL_DEVICE void compute_scores_with_q_pos(int n, float (&scores)[32], float (&dp)[32]) {
     stats_.consumer_wait();
     if (has_positions_) {
@@ -322,19 +324,17 @@ class KeysConsumer {
       r_.advance();
       r_below_.consumer_release();
       skew_.store(unskewed, lse, ++skews_);  // plant: skew-count
-      issue_keys_by_queries(dp, v_, S::v, stage(S::dout, n));
-      sync_warpgroup(warpgroup_);  // plant: positions-skew-barrier
+      sync_warpgroup(warpgroup_);            // plant: positions-skew-barrier
       skew_.load(scores, skews_);
     } else {
-      issue_keys_by_queries(dp, v_, S::v, stage(S::dout, n));
       const uint32_t stats = stats_of_columns(n);
       TXL_UNROLL
       for (int m = 0; m < 32; ++m) scores[m] = -load_shared(stats + m / 4 * 32 + m % 2 * 4);
     }
     issue_keys_by_queries<ScaleOut::One>(scores, k_, S::k, stage(S::q_content, n));
-    warpgroup_wait<0>();
+    issue_keys_by_queries(dp, v_, S::v, stage(S::dout, n));
+    warpgroup_wait<1>();  // plant: keys-scores-wait
     fence_operand(scores);
-    fence_operand(dp);
   }
   // d = or += k or v times a tile of queries, transposed.
   template <ScaleOut SCALE = ScaleOut::Zero>
@@ -419,7 +419,8 @@ class KeysConsumer {
     uint32_t k[S::WIDTH / 4];
     load_rows<T, S::WIDTH>(p_, is_memory_ ? p_.k_mem : p_.k, block_.b, block_.h, first_row_, rows(), k);
     const int64_t blocks = p_.k_parts / (S::GROUPS * WARPGROUP_WARPS);
-    const int64_t part = ((block_.bh(block_.h) * blocks + block_x()) * S::GROUPS + warpgroup_) * WARPGROUP_WARPS + warp_;
+    const int64_t part =
+        ((block_.bh(block_.h) * blocks + block_x()) * S::GROUPS + warpgroup_) * WARPGROUP_WARPS + warp_;
     TXL_UNROLL
     for (int n = 0; n < S::WIDTH / 4; n += 2) {
       float total[2] = {};
@@ -443,7 +444,7 @@ class KeysConsumer {
   const KeyBlock<S>& block_;
   int warpgroup_, warp_, first_key_;
   bool is_memory_;
-  int first_row_;                 // of the first key in its tensor
+  int first_row_;  // of the first key in its tensor
   // With position queries: whether the present step has position scores, and the number of those that had.
   bool has_positions_ = false;
   int skews_ = 0;

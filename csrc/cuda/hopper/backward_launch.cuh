@@ -126,8 +126,7 @@ void load_backward_as(const Problem& p) {
 
 template <class T>
 void backward_as(const Problem& p, const Gradients& gradients, void* stream) {
-  if (p.has_q_pos && p.D <= 64)
-    return launch_backward<QueriesQPos64<T>, KeysQPos64<T>>(p, gradients, stream);
+  if (p.has_q_pos && p.D <= 64) return launch_backward<QueriesQPos64<T>, KeysQPos64<T>>(p, gradients, stream);
   if (p.has_q_pos) return launch_backward<QueriesQPos128<T>, KeysQPos128<T>>(p, gradients, stream);
   if (p.D <= 64) return launch_backward<Queries64<T>, Keys64<T>>(p, gradients, stream);
   return launch_backward<Queries128<T>, Keys128<T>>(p, gradients, stream);

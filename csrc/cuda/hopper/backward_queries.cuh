@@ -152,7 +152,8 @@ class QueriesConsumer {
     float share[2];
     compute_stats(share);
     if (block_.part == 0)
-      write_queries<S::WIDTH>(p_.q_content, p_.D, q_content_), write_queries<S::WIDTH>(p_.q_position, p_.D, q_position_);
+      write_queries<S::WIDTH>(p_.q_content, p_.D, q_content_),
+          write_queries<S::WIDTH>(p_.q_position, p_.D, q_position_);
     const uint32_t zeros[16] = {};
     unskew_.store(zeros, 0), unskew_.store(zeros, 1);
     fence_view_async_shared();   // plant: operands-fence
@@ -271,7 +272,8 @@ class QueriesConsumer {
     r_.advance();  // plant: early-release-of-r
     if constexpr (S::HAS_Q_POS) {
       const uint32_t q_position = block_.address(S::q_position + warpgroup_ * S::R_TILE_BYTES);
-      return gemm_ss<T, NARROW, Major::K, Major::K, ScaleOut::Zero, Swizzle::B32, Swizzle::B32>(unskewed, q_position, r);
+      return gemm_ss<T, NARROW, Major::K, Major::K, ScaleOut::Zero, Swizzle::B32, Swizzle::B32>(unskewed, q_position,
+                                                                                                r);
     }
     if constexpr (S::IN_SHARED)
       return gemm_ss<T, S::WIDTH, Major::K, Major::K, ScaleOut::Zero>(unskewed, tile(S::q_position), r);
@@ -281,8 +283,7 @@ class QueriesConsumer {
   template <ScaleOut SCALE = ScaleOut::One>
   TXL_DEVICE void issue_qk(float (&scores)[32]) {
     const uint32_t k = stage(S::k, k_.consumer_wait());
-    if constexpr (S::IN_SHARED)
-      return gemm_ss<T, S::WIDTH, Major::K, Major::K, SCALE>(scores, tile(S::q_content), k);
+    if constexpr (S::IN_SHARED) return gemm_ss<T, S::WIDTH, Major::K, Major::K, SCALE>(scores, tile(S::q_content), k);
     gemm_rs<T, Major::K, SCALE>(scores, q_content_, k);
   }
   // dp = dout v^T.
@@ -299,7 +300,7 @@ class QueriesConsumer {
       const uint32_t q_position = block_.address(S::q_position + warpgroup_ * S::R_TILE_BYTES);
       gemm_ss<T, 64, Major::K, Major::MN, ScaleOut::One, Swizzle::B128, Swizzle::B32>(dq_r, ds_by_distance(t), r);
       return gemm_ss<T, 64, Major::MN, Major::MN, ScaleOut::Zero, Swizzle::B128, Swizzle::B32>(dr, ds_by_distance(t),
-                                                                                              q_position);
+                                                                                               q_position);
     }
     gemm_ss<T, 64, Major::K, Major::MN, ScaleOut::One>(dq_r, ds_by_distance(t), r);
     if constexpr (S::DR_TRANSPOSED)

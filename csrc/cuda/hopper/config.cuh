@@ -22,7 +22,7 @@ struct ForwardShape {
   static constexpr int THREADS = (GROUPS + 1) * WARPGROUP, QUERIES = GROUPS * SIDE;
   // Of a thread.
   static constexpr int CONSUMER_REGISTERS = GROUPS == 3 ? 160 : 240, PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 24;
-  static constexpr int TILE_BYTES = WIDTH / SIDE * SUBTILE_BYTES;            // of 64 rows
+  static constexpr int TILE_BYTES = WIDTH / SIDE * SUBTILE_BYTES;             // of 64 rows
   static constexpr int R_TILE_BYTES = HAS_Q_POS ? NARROW_BYTES : TILE_BYTES;  // the same, of r or position queries
   static_assert(R_STAGES > GROUPS);
 

@@ -16,7 +16,8 @@ class DrNarrow {
   TXL_DEVICE void store(const float (&)[8]) const {}
   TXL_DEVICE void start(const BackwardProblem& p, const QueryBlock<S>& block, const float (&dr)[8], int t) const {
     if (!p.dr) return;
-    const int T = static_cast<int>(p.T), Dr = static_cast<int>(p.Dr), first = rows_.row(t) + row_;  // plant: narrow-rows-of-dr
+    const int T = static_cast<int>(p.T), Dr = static_cast<int>(p.Dr),
+              first = rows_.row(t) + row_;  // plant: narrow-rows-of-dr
     const int64_t table = (rows_.table * p.H + block.h) * (DR_MARGIN + p.T);
     TXL_UNROLL
     for (int n = 0; n < 8; n += 2) {

@@ -1,6 +1,6 @@
 // Ends backward: sums what the blocks left in float32, in one order, and rounds it to gradients. Blocks of 128 threads:
-// the first for dr, the next for dq and that of position queries where keys were split, the last for 8 columns each of the biases' gradients. The
-// gradient of u is the content part of the sum of dq, that of w the rest.
+// the first for dr, the next for dq and that of position queries where keys were split, the last for 8 columns each of
+// the biases' gradients. The gradient of u is the content part of the sum of dq, that of w the rest.
 #pragma once
 #include "backward_problem.h"
 #include "fragments.cuh"
@@ -35,8 +35,8 @@ TXL_DEVICE void finish_dq(const BackwardProblem& p, int64_t block, int h, const 
     const int64_t at = block * Finish::ELEMENTS + (n * THREADS + thread()) * 4, batch_row = p.L * columns;
     if (at >= p.B * batch_row) continue;
     const int64_t b = at / batch_row, i = at % batch_row / columns;
-    finish_four<T>(parts + ((b * p.H + h) * p.rows + i) * columns + at % columns, p.parts,
-                   p.B * p.H * p.rows * columns, const_cast<T*>(row_of<T>(to, b, h, i)) + at % columns);
+    finish_four<T>(parts + ((b * p.H + h) * p.rows + i) * columns + at % columns, p.parts, p.B * p.H * p.rows * columns,
+                   const_cast<T*>(row_of<T>(to, b, h, i)) + at % columns);
   }
 }
 

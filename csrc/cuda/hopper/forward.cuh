@@ -13,7 +13,8 @@ template <class S>
 TXL_DEVICE void prepare_values(const QueryBlock<S>& block) {
   PipelineState<S::V_STAGES> state;
   TXL_ROLLED
-  for (int t = 0; t < block.tiles; ++t) prepare_next<S::TILE_BYTES>(block.v, state, block.address(S::v), block.visible_keys(t));
+  for (int t = 0; t < block.tiles; ++t)
+    prepare_next<S::TILE_BYTES>(block.v, state, block.address(S::v), block.visible_keys(t));
 }
 
 // A consumer warpgroup: 64 queries.
@@ -115,8 +116,8 @@ class ForwardConsumer {
   TXL_DEVICE void issue_qr(float (&unskewed)[32]) {
     const uint32_t r = block_.address(S::r + r_.consumer_wait() * S::R_TILE_BYTES);
     if constexpr (S::HAS_Q_POS)
-      return gemm_ss<T, NARROW, Major::K, Major::K, ScaleOut::Zero, Swizzle::B32, Swizzle::B32>(unskewed,
-                                                                                               q_position_address(), r);
+      return gemm_ss<T, NARROW, Major::K, Major::K, ScaleOut::Zero, Swizzle::B32, Swizzle::B32>(
+          unskewed, q_position_address(), r);
     gemm_ss<T, S::WIDTH, Major::K, Major::K, ScaleOut::Zero>(unskewed, q_position_address(), r);
   }
   // scores = or += (q + u) k^T, of the next tile of k.

@@ -120,8 +120,8 @@ TXL_DEVICE void clear_rows(uint32_t tile, uint64_t visible) {
   }
 }
 
-// Prepares the next of the stages, of BYTES bytes, whose tiles begin at `tiles`: waits until it is loaded, clears the rows whose bit of
-// `visible` is 0, and arrives. By a warp.
+// Prepares the next of the stages, of BYTES bytes, whose tiles begin at `tiles`: waits until it is loaded, clears the
+// rows whose bit of `visible` is 0, and arrives. By a warp.
 template <int BYTES, int STAGES>
 TXL_DEVICE void prepare_next(const StageBarriers<STAGES>& barriers, PipelineState<STAGES>& state, uint32_t tiles,
                              uint64_t visible) {

@@ -6,8 +6,8 @@
 // a[4 s + 2 c + h] is row .. + 8 h, columns 16 s + 8 c + 2 (lane % 4) and the next.
 //
 // An operand in shared memory is one subtile or several: 64 rows of 64 elements, 128 bytes each with the 128-byte
-// swizzle, at a multiple of 1024 bytes. Columns from 64 on are in another subtile, SUBTILE_BYTES later. A narrow one has
-// rows of 16 elements, 32 bytes each with the 32-byte swizzle.
+// swizzle, at a multiple of 1024 bytes. Columns from 64 on are in another subtile, SUBTILE_BYTES later. A narrow one
+// has rows of 16 elements, 32 bytes each with the 32-byte swizzle.
 #pragma once
 #include "../element.cuh"
 #include "hardware.cuh"
@@ -17,7 +17,7 @@ namespace txl_cuda {
 constexpr int SIDE = 64;  // rows and columns of a subtile
 constexpr int ROW_BYTES = 128, SUBTILE_BYTES = SIDE * ROW_BYTES;
 constexpr int NARROW = 16, NARROW_ROW_BYTES = 32, NARROW_BYTES = SIDE * NARROW_ROW_BYTES;  // of a narrow tile
-constexpr int WARPGROUP = 128;  // threads
+constexpr int WARPGROUP = 128;                                                             // threads
 
 // Whether an operand [M, K] or [N, K] in shared memory is contiguous along K, or along M (A) or N (B).
 enum class Major { K, MN };
@@ -27,7 +27,8 @@ enum class Swizzle { B128, B32 };
 enum class ScaleOut { Zero, One };
 
 // PTX's matrix descriptor of an operand: its address, the leading byte offset (to the next subtile) and the stride byte
-// offset (to the next 8 rows), all in units of 16 bytes; layout type 1, the 128-byte swizzle, or 3, the 32-byte swizzle.
+// offset (to the next 8 rows), all in units of 16 bytes; layout type 1, the 128-byte swizzle, or 3, the 32-byte
+// swizzle.
 template <Swizzle SWIZZLE = Swizzle::B128>
 TXL_DEVICE uint64_t make_descriptor(uint32_t operand) {
   constexpr bool NARROW_ROWS = SWIZZLE == Swizzle::B32;

@@ -53,8 +53,8 @@ inline void require_start(const View& view) {
         "backend='triton' takes any");
 }
 
-// Describes the rows of `view`, of so many columns, which has B batch rows (0: no such axis) and H heads, in tiles whose
-// rows have row_bytes bytes. No rows: a map that is not used.
+// Describes the rows of `view`, of so many columns, which has B batch rows (0: no such axis) and H heads, in tiles
+// whose rows have row_bytes bytes. No rows: a map that is not used.
 inline RowsMap map_rows(const View& view, Type type, int64_t B, int64_t H, int64_t rows, int64_t columns,
                         int row_bytes) {
   RowsMap map;

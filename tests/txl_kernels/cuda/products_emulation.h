@@ -22,7 +22,8 @@ template <class E, Major MAJOR>
 void read_tile(uint64_t descriptor, int count, int depth, std::vector<float>& to) {
   const uint32_t tile = address_of(descriptor);
   const int row_bytes = is_narrow(descriptor) ? NARROW_ROW_BYTES : ROW_BYTES;
-  if (is_narrow(descriptor) && (MAJOR == Major::K ? depth : count) != NARROW) simt::die("a narrow operand of any width");
+  if (is_narrow(descriptor) && (MAJOR == Major::K ? depth : count) != NARROW)
+    simt::die("a narrow operand of any width");
   to.resize(static_cast<size_t>(count * depth));
   for (int n = 0; n < count; ++n)
     for (int k = 0; k < depth; ++k) {

@@ -31,8 +31,7 @@ template <class Problem, class Add>
 auto add_backward_spans(const Problem& p, const Add& add, int) -> decltype(static_cast<void>(p.stats)) {
   const uint64_t item = 2, heads = p.B * p.H, end = heads * p.L;
   const auto rows = [&](const auto& view, uint64_t H, uint64_t n, uint64_t columns) {
-    if (view.data && n)
-      add(view.data, ((p.B - 1) * view.s0 + (H - 1) * view.s1 + (n - 1) * view.s2 + columns) * item);
+    if (view.data && n) add(view.data, ((p.B - 1) * view.s0 + (H - 1) * view.s1 + (n - 1) * view.s2 + columns) * item);
   };
   rows(p.dout, p.H, p.L, p.D), rows(p.dq, p.H, p.L, p.D), rows(p.dq_pos, p.H, p.L, p.Dr);
   rows(p.dk, p.Hkv, p.L, p.D), rows(p.dv, p.Hkv, p.L, p.D);
