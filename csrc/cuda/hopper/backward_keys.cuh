@@ -235,7 +235,7 @@ class KeysConsumer {
       for (; next < end; ++next)
         if (next - warpgroup_ >= r_tiles.begin && next - warpgroup_ < r_tiles.end) r_.advance(), r_below_.skip();
     };
-    float ds_sums[2];  // of the gradient of a content bias, which there is none
+    float ds_sums[2] = {};  // for the gradient of a content bias, of which there is none
     TXL_ROLLED
     for (int t = 0; t < block_.steps; ++t) {
       has_positions_ = positions.begin <= t && t < positions.end;
@@ -329,7 +329,11 @@ class KeysConsumer {
     } else {
       const uint32_t stats = stats_of_columns(n);
       TXL_UNROLL
-      for (int m = 0; m < 32; ++m) scores[m] = -load_shared(stats + m / 4 * 32 + m % 2 * 4);
+      for (int m = 0; m < 32; m += 4) {
+        float lse[2];
+        load_shared_pair(stats + m / 4 * 32, lse[0], lse[1]);
+        scores[m] = scores[m + 2] = -lse[0], scores[m + 1] = scores[m + 3] = -lse[1];
+      }
     }
     issue_keys_by_queries<ScaleOut::One>(scores, k_, S::k, stage(S::q_content, n));
     issue_keys_by_queries(dp, v_, S::v, stage(S::dout, n));
