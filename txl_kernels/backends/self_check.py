@@ -292,6 +292,8 @@ def case_of(kind: Kind, fills: bool = False) -> Call:
     inputs = {name: values(name) for name in INPUTS}
     if "r" not in kind.terms:
         inputs["position_bias"] = None
+    if kind.backend == "cuda" and "q_pos" in kind.terms:  # whose kernels of prefill take no biases then
+        inputs["content_bias"] = inputs["position_bias"] = None
     own_scale = 0.7 if "q_pos" in kind.terms or kind.position_scale else 1.0
     at = memory + torch.arange(length, dtype=torch.int32, device="cpu").expand(batch, length)
     return Call(

@@ -73,6 +73,8 @@ int64_t split_backward(const Problem& p, int multiprocessors) {
 }
 
 int64_t workspace_of(const Problem& p, const Gradients& gradients) {
+  if (p.has_q_pos && (gradients.du.data || gradients.dw.data))
+    throw std::invalid_argument("gradients of biases beside q_pos, which the Hopper kernels do not take");
   if (p.has_q_pos)
     return is_wide(p) ? workspace_as<QueriesQPos128<Bf16>, KeysQPos128<Bf16>>(p, gradients)
                       : workspace_as<QueriesQPos64<Bf16>, KeysQPos64<Bf16>>(p, gradients);
