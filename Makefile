@@ -68,7 +68,7 @@ gpu-kit/native: $(SOURCES) CMakeLists.txt setup.py
 	TXL_KERNELS_CUDA=on CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=90a-real" $(GPU_PYTHON) -m pip wheel -q --no-deps -w build/$@ .
 	$(GPU_PYTHON) -m zipfile -e build/$@/*.whl build/$@/files
 	mkdir -p $@
-	cp build/$@/files/txl_kernels/_*.so $@
+	cp build/$@/files/txl_kernels/*.so $@
 
 bench: $(VENV)/installed ## every benchmark
 	$(BIN)/pytest benchmarks/ --benchmark-only
@@ -86,7 +86,7 @@ lint: $(VENV)/installed ## ruff, mypy, layers of imports, clang-format; whether 
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/clang-format --dry-run -Werror $(SOURCES) tests/txl_kernels/cpu/driver.cpp tests/txl_kernels/cuda/driver.cpp tests/txl_kernels/cuda/*.h tests/txl_kernels/cuda/ptx_launch/*
+	$(BIN)/clang-format --dry-run -Werror $(SOURCES) tests/txl_kernels/cpu/driver.cpp tests/txl_kernels/cpu/program.c tests/txl_kernels/cuda/driver.cpp tests/txl_kernels/cuda/*.h tests/txl_kernels/cuda/ptx_launch/*
 	PYTHONPATH=benchmarks $(BIN)/python -m report --check
 
 # The documentation, site/index.html. Its tools get an environment of their own, without torch.
@@ -110,4 +110,4 @@ $(VENV)/installed: requirements.txt pyproject.toml setup.py CMakeLists.txt $(SOU
 	touch $@
 
 clean: ## remove the environments, what was built, and runs/
-	rm -rf $(VENV) $(PEERS) $(DOCS_VENV) $(WHEELS_VENV) build dist gpu-check gpu-kit runs site *.egg-info txl_kernels/_native* txl_kernels/_cuda*
+	rm -rf $(VENV) $(PEERS) $(DOCS_VENV) $(WHEELS_VENV) build dist gpu-check gpu-kit runs site *.egg-info txl_kernels/_native* txl_kernels/_cuda* txl_kernels/libtxl_*

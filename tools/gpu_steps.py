@@ -129,7 +129,7 @@ def environment(rehearse: bool = False) -> dict[str, str]:
 def install() -> str:
     """Put the carried modules beside their Python, and make the packages of each variant; return a
     message."""
-    files = sorted((KIT / "native").glob("_*.so"))
+    files = sorted((KIT / "native").glob("*.so"))
     for file in files:
         shutil.copy(file, ROOT / "txl_kernels")
     for name in variants():

@@ -1,4 +1,9 @@
-"""Loading of the package's compiled modules, and the reason if one is missing."""
+"""Loading of the package's compiled modules and of the libraries beside them, and the reason if one
+is missing.
+
+A library holds kernels and knows nothing of Python; a module, one for each version of Python, calls
+it. The library is loaded by its path, so each copy of the package in a process has its own.
+"""
 
 import ctypes
 import importlib.machinery
@@ -20,6 +25,7 @@ from txl_kernels.call import Call
 
 PACKAGE = Path(__file__).resolve().parents[1]
 SOURCES = PACKAGE.parent / "csrc"  # exists only in a source tree
+LIBRARIES = {"_native": "txl_cpu"}  # lib<name>, which exports <name>_library()
 
 
 @dataclass
@@ -61,12 +67,28 @@ def _file_of(name: str, folder: Path) -> Path | None:
 
 
 def _import(name: str, file: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"txl_kernels.{name}", file)
+    """Return a module, connected to the library beside it.
+
+    Raises:
+        ImportError: one of both cannot be loaded, or they are of different sources.
+    """
+    # For a name that it knows pybind11 returns the same module again, even if the file is another.
+    spec = importlib.util.spec_from_file_location(f"txl_kernels in {file.parent}.{name}", file)
     assert spec is not None  # the file has the suffix of an extension module
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    sys.modules[spec.name] = module
+    if name in LIBRARIES:
+        library = LIBRARIES[name]
+        path = file.with_name(f"lib{library}.dylib" if sys.platform == "darwin" else f"lib{library}.so")
+        try:
+            find = getattr(ctypes.CDLL(str(path)), f"{library}_library")
+        except (OSError, AttributeError) as error:
+            raise ImportError(str(error)) from error
+        find.restype = ctypes.c_void_p
+        if not module.set_library(find()):
+            raise ImportError(f"{path} was built from other sources than {file.name}")
+    sys.modules[f"txl_kernels.{name}"] = module
     return module
 
 
