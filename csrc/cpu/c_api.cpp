@@ -9,7 +9,7 @@
 #include "../include/txl_attention.h"
 #include "../settings.h"
 #include "c_checks.h"
-#include "errors.h"
+#include "../errors.h"
 #include "library.h"
 
 namespace txl {

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <string>
 
-#include "errors.h"
+#include "../errors.h"
 #include "runtime.h"
 
 namespace txl {

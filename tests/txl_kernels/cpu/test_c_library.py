@@ -19,7 +19,7 @@ from txl_kernels import rel_attention
 from txl_kernels.backends import cpu, native_modules
 from txl_kernels.call import BOUNDS, INPUT, INPUTS, SETTINGS, Call, memory_len_of, position_width_of, table_len_of
 
-LIBRARY = cpu.native.file.with_name("libtxl_cpu.so")
+LIBRARY = native_modules.library_of("_native", cpu.native.file)
 HEADER = ROOT / "csrc" / "include" / "txl_attention.h"
 SOURCE = Path(__file__).with_name("program.c")
 SIZES = tuple(dict.fromkeys(letter for x in INPUT.values() for letter in x.axes.split()))

@@ -1,11 +1,11 @@
-// Errors of the C interface: codes, and a message for each thread.
+// Errors of a library's functions: codes, and a message for each thread.
 #pragma once
 #include <cstdio>
 #include <exception>
 #include <new>
 #include <stdexcept>
 
-#include "../include/txl_attention.h"
+#include "include/txl_attention.h"
 
 namespace txl {
 
