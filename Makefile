@@ -96,11 +96,11 @@ docs: ## the documentation site, in site/ (Python 3.11 or newer)
 	$(DOCS_VENV)/bin/pip install -q -r requirements-docs.txt
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
-# WHEEL_ARGS: see tools/wheel.py. With nvcc (CUDA 12.8 or newer) it has the CUDA kernels, too.
+# WHEEL_ARGS: see tools/build_wheel.py. With nvcc (CUDA 12.8 or newer) it has the CUDA kernels, too.
 wheel: ## one wheel for Linux x86-64 and every Python at hand, in dist/
 	test -x $(WHEEL_VENV)/bin/python || $(PYTHON) -m venv $(WHEEL_VENV)
 	$(WHEEL_VENV)/bin/pip install -q -r requirements-wheel.txt
-	$(WHEEL_VENV)/bin/python tools/wheel.py $(WHEEL_ARGS)
+	$(WHEEL_VENV)/bin/python tools/build_wheel.py $(WHEEL_ARGS)
 
 # For Linux on aarch64, where it needs docker, and macOS. Tested with torch once built.
 wheels: ## wheels for Linux aarch64 or macOS, one for every Python, in dist/
