@@ -205,7 +205,28 @@ def test_program_gets_the_results_of_python(
     assert not output.rest
 
 
-CASE = Case("wrong", B=2, H=4, Hkv=2, L=6, M=5, D=8, Dp=3, r_bias="H T", sink="B H L", intervals="random")
+def padded(x: Tensor | None) -> Tensor | None:
+    """Return NaN in x's shape, with two more elements between the rows of its last axis."""
+    return None if x is None else x.new_full((*x.shape[:-1], x.size(-1) + 2), torch.nan)[..., :-2]
+
+
+def test_results_with_strides_of_their_own(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the elements of a tensor are written, not what lies between them."""
+    x = call_of_every_term(monkeypatch)
+    fields = fields_of(x) | {"out": padded(x.out)}
+    fields |= {f"d{name}": padded(g) for name, g in zip(INPUTS, x.gradients, strict=True)}
+    output = Output(run(as_bytes(fields)).stdout)
+    wanted = [("out", x.out), ("lse", x.lse), *((f"d{n}", g) for n, g in zip(INPUTS, x.gradients, strict=True))]
+    for name, want in wanted:
+        if name in ("out", "dq"):
+            assert output.outcome() == (0, "")
+        got = output.tensor(fields[name])
+        assert torch.equal(got, want), name
+        assert int(memory_of(got).isnan().sum()) == memory_of(got).numel() - got.numel()
+    assert not output.rest
+
+
+CASE = Case("every term", B=2, H=4, Hkv=2, L=6, M=5, D=8, Dp=3, r_bias="H T", sink="B H L", intervals="random")
 # A changed field, or the strides of a tensor; the message.
 WRONG: list[tuple[str, Any, str]] = [
     ("struct_size", 8, r"struct_size must be sizeof\(txl_call\) = \d+, that of this library's header, got 8"),
@@ -249,7 +270,7 @@ WRONG: list[tuple[str, Any, str]] = [
 ]  # fmt: skip
 
 
-def wrong_call(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+def call_of_every_term(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     [x] = recorded(CASE, torch.float32, monkeypatch)
     return x
 
@@ -258,7 +279,7 @@ def wrong_call(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 def test_wrong_argument_is_refused(
     run: Any, name: str, value: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fields = fields_of(wrong_call(monkeypatch))
+    fields = fields_of(call_of_every_term(monkeypatch))
     assert name in fields
     given = as_bytes(fields, {name: value}) if isinstance(value, dict) else as_bytes(fields | {name: value})
     done = run(given)
@@ -279,7 +300,7 @@ def test_wrong_argument_is_refused(
 
 
 def test_missing_and_superfluous_tensors(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fields = fields_of(wrong_call(monkeypatch))
+    fields = fields_of(call_of_every_term(monkeypatch))
     for changes, message in (
         ({"r": None, "r_bias": None, "dr": None, "dr_bias": None}, "r must be given, or r_bias, got NULL for both"),
         ({"content_bias": None}, "gradients.content_bias must be NULL where content_bias is NULL"),
