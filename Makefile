@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 DOCS_VENV ?= .venv-docs
+WHEEL_VENV ?= .venv-wheel
 WHEELS_VENV ?= .venv-wheels
 PEERS ?= .peers
 EXTRAS ?= test
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -type f)
 PARALLEL := -n auto
 
-.PHONY: help demo test test-slow test-interpreter test-integrations peers aot lint gpu-kit bench bench-compare report docs wheels clean
+.PHONY: help demo test test-slow test-interpreter test-integrations peers aot lint gpu-kit bench bench-compare report docs wheel wheels clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | while IFS="$$(printf '\t')" read -r target what; do \
@@ -62,13 +63,13 @@ gpu-kit/triton/triton-key: $(shell find txl_kernels/backends/triton -name '*.py'
 	PYTHONPATH=build/gpu-kit/triton-$(GPU_TRITON):.:tools:benchmarks TRITON_DEFAULT_FP_FUSION=1 TRITON_DISABLE_LINE_INFO=1 \
 		TRITON_STORE_BINARY_ONLY=1 TRITON_CACHE_DIR=$(@D) GPU_PYTHON="$$(command -v $(GPU_PYTHON))" $(BIN)/python tools/gpu_kernels.py fill
 
-# Variants of the CUDA C++ kernels go to gpu-kit/variants/NAME/_cuda*.so.
+# Variants of the CUDA C++ kernels, module and library, go to gpu-kit/variants/NAME.
 gpu-kit/native: $(SOURCES) CMakeLists.txt setup.py
 	rm -rf $@ build/$@
 	TXL_KERNELS_CUDA=on CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=90a-real" $(GPU_PYTHON) -m pip wheel -q --no-deps -w build/$@ .
 	$(GPU_PYTHON) -m zipfile -e build/$@/*.whl build/$@/files
 	mkdir -p $@
-	cp build/$@/files/txl_kernels/_*.so $@
+	cp build/$@/files/txl_kernels/*.so $@
 
 bench: $(VENV)/installed ## every benchmark
 	$(BIN)/pytest benchmarks/ --benchmark-only
@@ -86,7 +87,7 @@ lint: $(VENV)/installed ## ruff, mypy, layers of imports, clang-format; whether 
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/clang-format --dry-run -Werror $(SOURCES) tests/txl_kernels/cpu/driver.cpp tests/txl_kernels/cuda/driver.cpp tests/txl_kernels/cuda/*.h tests/txl_kernels/cuda/ptx_launch/*
+	$(BIN)/clang-format --dry-run -Werror $(SOURCES) tests/txl_kernels/cpu/driver.cpp tests/txl_kernels/cpu/program.c tests/txl_kernels/cuda/driver.cpp tests/txl_kernels/cuda/*.h tests/txl_kernels/cuda/ptx_launch/*
 	PYTHONPATH=benchmarks $(BIN)/python -m report --check
 
 # The documentation, site/index.html. Its tools get an environment of their own, without torch.
@@ -95,8 +96,14 @@ docs: ## the documentation site, in site/ (Python 3.11 or newer)
 	$(DOCS_VENV)/bin/pip install -q -r requirements-docs.txt
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict
 
-# On Linux manylinux wheels, which needs docker; on a Mac its own. Tested with torch once built.
-wheels: ## wheels of this machine's kind for every Python, in dist/
+# WHEEL_ARGS: see tools/build_wheel.py. With nvcc (CUDA 12.8 or newer) it has the CUDA kernels, too.
+wheel: ## one wheel for Linux x86-64 and every Python at hand, in dist/
+	test -x $(WHEEL_VENV)/bin/python || $(PYTHON) -m venv $(WHEEL_VENV)
+	$(WHEEL_VENV)/bin/pip install -q -r requirements-wheel.txt
+	$(WHEEL_VENV)/bin/python tools/build_wheel.py $(WHEEL_ARGS)
+
+# For Linux on aarch64, where it needs docker, and macOS. Tested with torch once built.
+wheels: ## wheels for Linux aarch64 or macOS, one for every Python, in dist/
 	test -x $(WHEELS_VENV)/bin/python || $(PYTHON) -m venv $(WHEELS_VENV)
 	$(WHEELS_VENV)/bin/pip install -q cibuildwheel==4.3.3
 	$(WHEELS_VENV)/bin/cibuildwheel --output-dir dist
@@ -110,4 +117,4 @@ $(VENV)/installed: requirements.txt pyproject.toml setup.py CMakeLists.txt $(SOU
 	touch $@
 
 clean: ## remove the environments, what was built, and runs/
-	rm -rf $(VENV) $(PEERS) $(DOCS_VENV) $(WHEELS_VENV) build dist gpu-check gpu-kit runs site *.egg-info txl_kernels/_native* txl_kernels/_cuda*
+	rm -rf $(VENV) $(PEERS) $(DOCS_VENV) $(WHEEL_VENV) $(WHEELS_VENV) build dist gpu-check gpu-kit runs site *.egg-info txl_kernels/_native* txl_kernels/_cuda* txl_kernels/libtxl_*

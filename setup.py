@@ -1,5 +1,5 @@
-"""Builds txl_kernels._native and _cuda with CMake and ninja. Metadata is in pyproject.toml; torch
-is not needed."""
+"""Builds txl_kernels._native and _cuda, and the libraries of kernels beside them, with CMake and
+ninja. Metadata is in pyproject.toml; torch is not needed."""
 
 import atexit
 import os
@@ -18,6 +18,8 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 # Why a module was not built; read by txl_kernels/backends/native_modules.py.
 NOTES = {"_native": "_native_missing.txt", "_cuda": "_cuda_missing.txt"}
+SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
+LIBRARIES = {"_native": [f"libtxl_cpu{SUFFIX}"], "_cuda": [f"libtxl_cuda{SUFFIX}"]}
 
 
 def compiler_asked() -> list[str]:
@@ -159,7 +161,12 @@ class CMakeBuild(build_ext):
             note.unlink(missing_ok=True)
             return
         note.write_text(why + "\n", encoding="utf-8")
-        (target / Path(self.get_ext_filename(name)).name).unlink(missing_ok=True)
+        for file in self.files(name):
+            (target / file).unlink(missing_ok=True)
+
+    def files(self, name: str) -> list[str]:
+        """The names of a module and of its library in the package."""
+        return [Path(self.get_ext_filename(name)).name, *LIBRARIES[name]]
 
     def cmake(self, target: Path, cuda: bool) -> None:
         import pybind11
@@ -180,11 +187,13 @@ class CMakeBuild(build_ext):
         ]  # fmt: skip
         subprocess.run(configure, check=True)
         subprocess.run(["cmake", "--build", str(build)], check=True)
+        (target / "include").mkdir(exist_ok=True)
+        shutil.copy(ROOT / "csrc" / "include" / "txl_attention.h", target / "include")
 
     def copy_extensions_to_source(self) -> None:
-        """For an in-place or editable build: each module, or the note on why there is none."""
+        """For an in-place or editable build: modules, libraries, or notes on why there are none."""
         built = Path(self.build_lib).resolve() / "txl_kernels"
-        for name in (*(self.get_ext_filename(module) for module in NOTES), *NOTES.values()):
+        for name in (*(file for module in NOTES for file in self.files(module)), *NOTES.values()):
             source, target = built / name, ROOT / "txl_kernels" / name
             if source.exists():
                 fresh = target.with_suffix(".new")

@@ -29,4 +29,42 @@
   X(SOFTCAP, softcap) \
   X(POSITION_SCALE, position_scale) \
   X(ZERO_OUTSIDE, zero_outside)
+
+// X(type, enumerator, name) for each field that is no tensor. An integer that is None is INT64_MAX.
+#define TXL_SETTINGS(X) \
+  X(int64_t, LEFT, left) \
+  X(int64_t, RIGHT, right) \
+  X(int64_t, ZERO_ROW, zero_row) \
+  X(double, SCALE, scale) \
+  X(double, DROPOUT_P, dropout_p) \
+  X(double, SOFTCAP, softcap) \
+  X(double, POSITION_SCALE, position_scale) \
+  X(int, ZERO_OUTSIDE, zero_outside)
+
+// X(letter) for each size.
+#define TXL_SIZES(X) \
+  X(B) \
+  X(H) \
+  X(L) \
+  X(D) \
+  X(Hkv) \
+  X(Dv) \
+  X(M) \
+  X(Dp) \
+  X(T)
+
+// X(name, letters of the axes, whether it is float32 beside any type, whether its last axis may have any stride)
+// for each input.
+#define TXL_INPUT_SHAPES(X) \
+  X(q, "B H L D", false, false) \
+  X(k, "B Hkv L D", false, false) \
+  X(v, "B Hkv L Dv", false, false) \
+  X(r, "H T Dp", false, false) \
+  X(content_bias, "H D", false, false) \
+  X(position_bias, "H Dp", false, false) \
+  X(k_mem, "B Hkv M D", false, false) \
+  X(v_mem, "B Hkv M Dv", false, false) \
+  X(r_bias, "H T", false, true) \
+  X(q_pos, "B H L Dp", false, false) \
+  X(sink, "B H L", true, true)
 // clang-format on

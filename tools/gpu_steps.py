@@ -7,10 +7,10 @@ on any machine:
     python tools/gpu_steps.py decode ncu --out FOLDER    some steps, by name
 
 1: each kind of call, the tests of the device, compute-sanitizer, variants of the CUDA C++ kernels
-(gpu-kit/variants/NAME/_cuda*.so) against the default, decode, and Nsight Compute. 2: the models'
-tests, and benchmarks of evaluation, training, Inkling's attention and a Conformer's layer. FOLDER
-gets callN.txt, a line for each step as it ends; callN.log, all that was printed; ncu.csv; and a
-record for each benchmark, which may go to benchmarks/results/.
+(module and library, in gpu-kit/variants/NAME) against the default, decode, and Nsight Compute. 2:
+the models' tests, and benchmarks of evaluation, training, Inkling's attention and a Conformer's
+layer. FOLDER gets callN.txt, a line for each step as it ends; callN.log, all that was printed;
+ncu.csv; and a record for each benchmark, which may go to benchmarks/results/.
 
 Each step is a process with a limit of time: one that fails or hangs leaves its reason, and the
 others still run. Needs torch with CUDA, triton and pytest, and no network. Without gpu-kit/
@@ -129,13 +129,13 @@ def environment(rehearse: bool = False) -> dict[str, str]:
 def install() -> str:
     """Put the carried modules beside their Python, and make the packages of each variant; return a
     message."""
-    files = sorted((KIT / "native").glob("_*.so"))
+    files = sorted((KIT / "native").glob("*.so"))
     for file in files:
         shutil.copy(file, ROOT / "txl_kernels")
     for name in variants():
         for package in ("txl", "txl_kernels"):
             shutil.copytree(ROOT / package, SITES / name / package, dirs_exist_ok=True)
-        for file in (KIT / "variants" / name).glob("_cuda*.so"):
+        for file in (KIT / "variants" / name).glob("*.so"):
             shutil.copy(file, SITES / name / "txl_kernels")
     return (
         f"modules: {', '.join(x.name for x in files) or 'none is carried'}; variants: {', '.join(variants()) or 'none'}"

@@ -7,7 +7,7 @@
 
 Fails on a new spill, serialised wgmma, growth, and for csrc/cuda on a missing 128-bit load. Triton
 compiles the calls of VARIANTS as it would on a GPU; the kernels of csrc/cuda are those in the
-module txl_kernels._cuda.
+library of txl_kernels._cuda.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from cases import BIAS_ALONE, NO_BIASES, Case, as_call, make_inputs
 from pretended_gpu import compiling
 
 from txl_kernels import rel_attention
-from txl_kernels.backends import cuda
+from txl_kernels.backends import cuda, native_modules
 from txl_kernels.backends.triton import config, plan
 
 BIN = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -437,7 +437,7 @@ def check_cuda(only: str, update: bool, show: bool) -> int:
     if module is None:
         print(cuda.native.why_not_loaded)
         return 0
-    whole = measure_cuda(Path(module.__file__))
+    whole = measure_cuda(native_modules.library_of("_cuda", cuda.native.file))
     found = {name: figures for name, figures in whole.items() if only in name}
     return compare(module.compiler, found, set(whole), update, show)
 

@@ -9,15 +9,10 @@
 #include "../python/interpreter.h"
 #include "launch.h"
 
-#ifndef TXL_MODULE
+#ifndef TXL_MODULE  // the tests' emulation, which has the kernels in the module
 #define TXL_MODULE _cuda
-#endif
-#ifndef TXL_CUDA_COMPILER
-#define TXL_CUDA_COMPILER "none"
-#define TXL_CUDA_ARCHITECTURES "none"
-#endif
-#ifndef TXL_CLOCK_LIMIT
-#define TXL_CLOCK_LIMIT 0  // waits have none
+#include "loaded_library.h"
+#define TXL_LOADS_LIBRARY
 #endif
 
 namespace py = pybind11;
@@ -177,9 +172,9 @@ PYBIND11_MODULE(TXL_MODULE, m) {
   m.attr("FIELDS") = txl::field_names();
   m.attr("SOURCE_HASH") = TXL_SOURCE_HASH;
   txl::define_tensor_metadata(m);
-  m.attr("compiler") = TXL_CUDA_COMPILER;
-  m.attr("architectures") = TXL_CUDA_ARCHITECTURES;
-  m.attr("clock_limit") = static_cast<int64_t>(TXL_CLOCK_LIMIT);
+#ifdef TXL_LOADS_LIBRARY
+  txl_cuda::define_library(m);
+#endif
   m.def("no_driver", &txl_cuda::no_driver, "Why no GPU can be used; empty if one can.");
   py::class_<DecodePlan>(m, "DecodePlan")
       .def(py::init<const py::tuple&, const py::handle&, int, uint32_t, int, int>(), py::arg("call"), py::arg("out"),

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <string>
 
+#include "../settings.h"
 #include "interpreter.h"
 
 namespace py = pybind11;
@@ -171,15 +173,13 @@ Attention attention_of(const py::tuple& call, const py::handle& out, Type type, 
   a.B = size(call[Q], 0), a.H = size(call[Q], 1), a.L = size(call[Q], 2), a.D = size(call[Q], 3);
   a.Dv = size(call[V], 3), a.Hkv = size(call[K], 1);
   a.Dr = call[Q_POS].is_none() ? a.D : size(call[Q_POS], 3);
-  a.T = size(call[call[R].is_none() ? R_BIAS : R], 1), a.zero_row = call[ZERO_ROW].cast<int64_t>();
-  for (auto [side, field] : {std::pair{&a.left, LEFT}, std::pair{&a.right, RIGHT}})
-    *side = call[field].is_none() ? INT64_MAX : call[field].cast<int64_t>();
-  a.scale = static_cast<float>(call[SCALE].cast<double>());
-  a.zero_outside = call[ZERO_OUTSIDE].cast<bool>();
-  a.position_scale = static_cast<float>(call[POSITION_SCALE].cast<double>());
-  a.softcap = static_cast<float>(call[SOFTCAP].cast<double>());
-  a.drop_below = drop_below;
-  if (drop_below) a.keep_scale = 65536.f / static_cast<float>(65536 - drop_below);
+  a.T = size(call[call[R].is_none() ? R_BIAS : R], 1);
+  Settings settings;
+#define TXL_SETTING(type, enumerator, name) \
+  settings.name = call[enumerator].is_none() ? std::numeric_limits<type>::max() : call[enumerator].cast<type>();
+  TXL_SETTINGS(TXL_SETTING)
+#undef TXL_SETTING
+  set_settings(a, settings, drop_below);
   const auto inputs = inputs_of(a);
   for (size_t i = 0; i < INPUTS; ++i)
     if (!call[i].is_none()) *inputs[i] = strides_of(call[i]);
@@ -189,8 +189,7 @@ Attention attention_of(const py::tuple& call, const py::handle& out, Type type, 
 }
 
 void set_memory(Attention& a, const py::tuple& call) {
-  a.M = call[K_MEM].is_none() ? 0 : size(call[K_MEM], 2);
-  a.left = std::min(a.left, a.M + a.L), a.right = std::min(a.right, a.M + a.L);
+  set_memory(a, call[K_MEM].is_none() ? 0 : size(call[K_MEM], 2));
 }
 
 void set_pointers(Attention& a, const py::tuple& call, const py::handle& out, const py::handle& lse) {

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from txl_kernels.backends import cpu
+from txl_kernels.backends import cpu, native_modules
 
 ROOT = Path(__file__).parents[2]
 FORWARD = "benchmarks/groups/test_attention.py", "--device", "cpu", "-k", "test_length and L128 and not backward"
@@ -38,7 +38,8 @@ def test_base_is_timed_beside_this_version(tmp_path: Path) -> None:
     for package in ("txl", "txl_kernels"):
         shutil.copytree(ROOT / package, tmp_path / package)
     if cpu.native.file is not None:  # an installed package's, where it is not in the tree
-        shutil.copy(cpu.native.file, tmp_path / "txl_kernels")
+        for file in (cpu.native.file, native_modules.library_of("_native", cpu.native.file)):
+            shutil.copy(file, tmp_path / "txl_kernels")
     done = run(*FORWARD, f"--base={tmp_path}", "--brief")
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout

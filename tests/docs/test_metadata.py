@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import build_wheel
+
 import txl_kernels
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +27,8 @@ def test_pythons() -> None:
         text = (ROOT / file).read_text(encoding="utf-8")
         assert set(re.findall(r"3\.\d+ to 3\.\d+", text)) == {span}, file
     wheels = re.search(r"\nbuild = (.*)\n", PROJECT)
-    for platform in ("manylinux_*", "macosx_arm64"):
+    for platform in ("manylinux_aarch64", "macosx_arm64"):
         assert f'"cp31{{{",".join(minor[1:] for minor in minors)}}}-{platform}"' in wheels[1]
+    assert set(build_wheel.VERSIONS) >= {f"3.{minor}" for minor in minors}
     ci = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
     assert f"python-version: {[f'3.{minor}' for minor in minors]}".replace("'", '"') in ci

@@ -1,7 +1,8 @@
-"""The generated header of the fields of a call."""
+"""The generated fields of a call, in C++ and C."""
 
 import call_fields
 
 
-def test_header_is_up_to_date() -> None:
-    assert call_fields.HEADER.read_text() == call_fields.text(), "run python tools/call_fields.py"
+def test_generated_text_is_up_to_date() -> None:
+    for file, text in call_fields.texts().items():
+        assert file.read_text() == text, f"{file}: run python tools/call_fields.py"

@@ -1,10 +1,16 @@
-"""Loading of the package's compiled modules, and the reason if one is missing."""
+"""Loading of the package's compiled modules and of the libraries beside them, and the reason if one
+is missing.
+
+A library holds kernels and knows nothing of Python; a module, one for each version of Python, calls
+it. The library is loaded by its path, so each copy of the package in a process has its own.
+"""
 
 import ctypes
 import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +26,7 @@ from txl_kernels.call import Call
 
 PACKAGE = Path(__file__).resolve().parents[1]
 SOURCES = PACKAGE.parent / "csrc"  # exists only in a source tree
+LIBRARIES = {"_native": "txl_cpu", "_cuda": "txl_cuda"}  # lib<name>, which exports <name>_library()
 
 
 @dataclass
@@ -52,7 +59,7 @@ def load(name: str, language: str) -> NativeModule:
             connect(module)
             return NativeModule(module, file)
         errors.append(_left_behind(language, file))
-    return NativeModule(why_not_loaded=errors[0] if errors else _nowhere(language))
+    return NativeModule(why_not_loaded=errors[0] if errors else _nowhere(name, language))
 
 
 def _file_of(name: str, folder: Path) -> Path | None:
@@ -61,13 +68,32 @@ def _file_of(name: str, folder: Path) -> Path | None:
 
 
 def _import(name: str, file: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"txl_kernels.{name}", file)
+    """Return a module, connected to the library beside it.
+
+    Raises:
+        ImportError: one of both cannot be loaded, or they are of different sources.
+    """
+    # For a name that it knows pybind11 returns the same module again, even if the file is another.
+    spec = importlib.util.spec_from_file_location(f"txl_kernels in {file.parent}.{name}", file)
     assert spec is not None  # the file has the suffix of an extension module
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    sys.modules[spec.name] = module
+    library = library_of(name, file)
+    try:
+        find = getattr(ctypes.CDLL(str(library)), f"{LIBRARIES[name]}_library")
+    except (OSError, AttributeError) as error:
+        raise ImportError(str(error)) from error
+    find.restype = ctypes.c_void_p
+    if not module.set_library(find()):
+        raise ImportError(f"{library} was built from other sources than {file.name}")
+    sys.modules[f"txl_kernels.{name}"] = module
     return module
+
+
+def library_of(name: str, file: Path) -> Path:
+    """Return the library of kernels beside the module `file`."""
+    return file.with_name(f"lib{LIBRARIES[name]}{'.dylib' if sys.platform == 'darwin' else '.so'}")
 
 
 def torch_library() -> ctypes.CDLL | None:
@@ -133,7 +159,14 @@ def _left_behind(language: str, file: Path) -> str:
     )
 
 
-def _nowhere(language: str) -> str:
+def _nowhere(name: str, language: str) -> str:
+    versions = [re.search(r"\.cpython-3(\d+)-", file.name) for file in PACKAGE.glob(f"{name}.*")]
+    if any(versions):
+        others = ", ".join(f"3.{minor}" for minor in sorted(int(x[1]) for x in versions if x))
+        return (
+            f"{PACKAGE} has a {language} module for CPython {others}; it has none for CPython "
+            f"{sys.version_info.major}.{sys.version_info.minor}: `pip install .` in a source tree builds it"
+        )
     if in_source_tree():
         return (
             f"this is the source tree {PACKAGE.parent}, where the {language} module is not built, and no installed "

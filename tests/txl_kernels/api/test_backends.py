@@ -3,6 +3,7 @@
 import functools
 import importlib.metadata
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,6 +118,18 @@ def test_source_tree_uses_installed_modules_of_the_same_sources(
     shutil.rmtree(site.parent)
     reason = str(native_modules.load("_native", "C++").why_not_loaded)
     assert "no installed package has it: `pip install .` in this tree builds it" in reason
+
+
+def test_wheel_without_a_module_for_this_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_modules, "PACKAGE", tmp_path)
+    monkeypatch.setattr(native_modules, "SOURCES", tmp_path)
+    for minor in (99, 8):
+        (tmp_path / f"_native.cpython-3{minor}-x86_64-linux-gnu.so").touch()
+    own = ".".join(map(str, sys.version_info[:2]))
+    assert native_modules.load("_native", "C++").why_not_loaded == (
+        f"{tmp_path} has a C++ module for CPython 3.8, 3.99; it has none for CPython {own}: `pip install .` in a source "
+        "tree builds it"
+    )
 
 
 def test_operator_raises_the_reason_of_why_not_call(monkeypatch: pytest.MonkeyPatch) -> None:
