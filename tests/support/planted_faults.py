@@ -16,8 +16,9 @@ WIDE = Case("wide", B=1, H=1, L=70, M=150, D=128, window=80)
 LONG = Case("long", B=1, H=1, L=330, M=64, D=64)
 NOTHING = Case("nothing", B=1, H=1, L=70, M=10, D=64, intervals="nothing")
 POSITIONS = Case(
-    "positions", B=1, H=2, Hkv=1, L=150, M=250, D=64, Dp=16, T=100, zero_row=0, outside="zero", sink="H", **NO_BIASES
+    "positions", B=1, H=4, Hkv=2, L=130, M=250, D=64, Dp=16, T=100, zero_row=0, outside="zero", sink="H", **NO_BIASES
 )
+SINKS = POSITIONS.but("sinks", L=70, M=10, window=3)  # with much of the weight
 MASKED = Case("masked", B=1, H=1, L=64, M=40, D=64)  # rows of the first tile that do not exist
 
 
@@ -99,7 +100,7 @@ BACKWARD = [
     Hopper("positions-skew-barrier", None, POSITIONS, "race"),
     Hopper("heads-of-queries", ("+ n", "+ 0 * n"), POSITIONS, "values"),
     Hopper("narrow-rows-of-dr", ("+ row_", "+ row_ + 1"), POSITIONS, "values"),
-    Hopper("delta-beside-sink", ("share[h] * delta[h]", "delta[h]"), POSITIONS, "values"),
+    Hopper("delta-beside-sink", ("share[h] * delta[h]", "delta[h]"), SINKS, "values"),
 ]
 # In the decode kernels, with what the SIMT emulation prints: shuffles with too few steps, half of
 # the values lost, wrong partners; sinks, rows of r and queries of the wrong head; lanes that
