@@ -127,7 +127,7 @@ class PrefillPlan {
   }
 
   // Enqueues backward. gradients: of the call's inputs, in their order, each a tensor or None; slots: 0, or for the
-  // same bits; tables: of float32 sums [H, T, D] for the gradient of r; workspace: pointer to its floats.
+  // same bits; tables: of float32 sums of the gradient of r; workspace: pointer to its floats.
   void backward(const py::tuple& call, const py::handle& out, const py::handle& lse, const py::handle& dout,
                 const py::handle& dlse, const py::tuple& gradients, int64_t slots, int64_t tables, int64_t workspace,
                 int64_t stream) const {

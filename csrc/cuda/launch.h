@@ -11,8 +11,8 @@ constexpr int64_t MAX_GRID = 65535;                                            /
 
 // Decode, of up to 16 queries. Splits the keys that some query may see into parts: sets p.first_key, p.parts,
 // p.part_keys, p.heads and p.group_blocks, which depend on sizes, p.aligned, p.with_terms and the number of
-// multiprocessors alone. Returns the number of floats
-// that p.partial must hold. Throws std::invalid_argument for sizes that the kernels do not support.
+// multiprocessors alone. Returns the number of floats that p.partial must hold. Throws std::invalid_argument for sizes
+// that the kernels do not support.
 int64_t split_decode(DecodeProblem& p, int multiprocessors);
 
 // Enqueues a call, which split_decode has prepared and whose p.partial is set, on a stream of the current device.

@@ -101,7 +101,8 @@ def why_not_call(call: Call) -> str | None:
             return f"{reason}, as the kernels do that compute {what}; backend='triton' takes any call"
     if call.q.size(1) > MAX_HEADS:
         return f"it takes at most {MAX_HEADS} heads (H), got {call.q.size(1)}; backend='triton' takes any number"
-    return _why_not_prefill_sizes(call) if needs_hopper else _why_not_decode_keys(call)
+    reason = _why_not_prefill_sizes(call) if needs_hopper else None
+    return reason or (_why_not_decode_keys(call) if is_decode(call) else None)
 
 
 def _why_not_prefill_sizes(call: Call) -> str | None:
@@ -194,7 +195,9 @@ def _why_not_terms_prefill(call: Call) -> str | None:
 
 def is_preferred(call: Call) -> bool:
     """Whether backend=None takes these kernels for the call rather than Triton's, as measured on an
-    H200 (docs/kernels-gpu.md); with Inkling's terms nothing was measured.
+    H200 (docs/kernels-gpu.md). With Inkling's terms nothing was measured: decode is chosen, whose
+    first call is compared with the reference, and the Hopper kernels are not, since a comparison
+    cannot end a wait for ever.
 
     A traced graph serves all lengths. There the answer depends on none, which would add a guard:
     True where the kernels take any.
@@ -202,7 +205,7 @@ def is_preferred(call: Call) -> bool:
     if torch.compiler.is_compiling():
         return (_inklings_term(call) or _why_not_formula(call) or why_not_hopper(call)) is None
     if _inklings_term(call) is not None and (needs_gradients(call) or not is_decode(call)):
-        return False  # no GPU has run these instances of the Hopper kernels yet
+        return False
     return why_not_call(call) is None and (call.q.size(2) <= FASTER_UP_TO or not is_decode(call))
 
 
@@ -292,11 +295,14 @@ def backward(
     gradients = empty_gradients(call, wanted)
     if call.q.numel() == 0:
         return tuple(None if x is None else x.zero_() for x in gradients)
-    call = with_biases(call)
     if prepared is None or prepared.plan is None:
-        reason = why_not_hopper(call)  # forward of the raw operator does not know whether gradients follow
+        # Forward of the raw operator does not know whether gradients follow.
+        reason = why_not_hopper(call)
+        if (term := _why_not_terms_prefill(call)) is not None:
+            reason = f"the kernels do not take {term}"
         if reason is not None:
             raise RuntimeError(f"backend={NAME!r} cannot compute gradients: {reason}; backend='triton' can")
+    call = with_biases(call)
     plan = _plan(prefill_plan, call, out, prepared)
     slots, tables = 0, 1
     if torch.are_deterministic_algorithms_enabled():

@@ -28,11 +28,9 @@ struct KeyBlock {
     const int64_t query_begin = max_of(key_begin - p.M - p.right, 0);
     const int64_t query_end = min_of(p.L, key_end - p.M + p.left);
     first_query = static_cast<int>(query_begin) / SIDE * SIDE;
-    steps = query_begin < query_end && (p.T || S::HAS_Q_POS)
-                ? static_cast<int>(query_end - first_query + SIDE - 1) / SIDE
-                : 0;
+    steps = query_begin < query_end && p.T ? static_cast<int>(query_end - first_query + SIDE - 1) / SIDE : 0;
     q.barriers = reinterpret_cast<Barrier*>(shared + S::barriers), r.barriers = q.barriers + q.BARRIERS;
-    if (thread() == S::GROUPS * WARPGROUP)
+    if (thread() == S::GROUPS * WARPGROUP && p.T)
       for (const RowsMap* rows : {&p.q_position_rows, &p.q_content_rows, &p.dout_rows, &p.r_rows})
         prefetch_tma_descriptor(rows->map);
     if (thread() == 0) {
@@ -310,7 +308,7 @@ class KeysConsumer {
   }
   // The same where some tiles have no position scores.
   TXL_DEVICE void compute_scores_with_q_pos(int n, float (&scores)[32], float (&dp)[32]) {
-    stats_.consumer_wait();
+    stats_.consumer_wait();  // plant: positions-stats-wait
     if (has_positions_) {
       float unskewed[64], lse[2];
       const uint32_t r = block_.address(S::r + r_.consumer_wait() * NARROW_BYTES);
@@ -319,7 +317,7 @@ class KeysConsumer {
       const int row = accumulator_row(warp_);
       for (int h = 0; h < 2; ++h)
         lse[h] = load_shared(block_.address(S::stats + n * S::STATS_BYTES + (row + 8 * h) * 4));
-      warpgroup_wait<0>();
+      warpgroup_wait<0>();  // plant: keys-narrow-wait
       fence_operand(unskewed);
       r_.advance();
       r_below_.consumer_release();

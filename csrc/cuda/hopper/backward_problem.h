@@ -7,7 +7,7 @@ namespace txl_cuda {
 
 // A query's lse and delta, for the kernel of keys.
 struct alignas(8) Stats {
-  float lse, delta;  // lse in base 2, +inf for a query that sees nothing; dout . out - dlse
+  float lse, delta;  // lse in base 2, +inf for a query that sees nothing; share dout . out - dlse, see compute_stats
 };
 
 // The tensors of gradients: null for one that is not wanted. The rest is workspace; rows of a batch row are padded

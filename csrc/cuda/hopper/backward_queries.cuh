@@ -93,31 +93,31 @@ class QueriesConsumer {
   TXL_DEVICE void consume_tiles_with_q_pos(const TileRange& range, float (&dq)[S::WIDTH / 2],
                                            float (&dq_pos)[NARROW / 2]) {
     const TileRange r_tiles = block_.tiles_of_r(), positions = block_.position_tiles(range, r_tiles, warpgroup_);
-    ProductsOfR products = {r_tiles, warpgroup_, warpgroup_ - S::GROUPS};
+    RTileCursor cursor = {r_tiles, warpgroup_, warpgroup_ - S::GROUPS};
     const auto skip = [&] { skip_r(); };
-    products.skip(-1, skip);
+    cursor.skip(-1, skip);
     int t = 0;
     TXL_ROLLED
-    for (; t < range.begin; ++t) k_.skip(), products.skip(t, skip), v_.skip();
+    for (; t < range.begin; ++t) k_.skip(), cursor.skip(t, skip), v_.skip();
     TXL_ROLLED
     for (bool before = true;; before = false) {
       const int end = before ? positions.begin : range.end;
       TXL_ROLLED
       for (; t < end; ++t) {
-        products.skip(before && positions.begin - 1 < t + 2 ? positions.begin - 1 : t + 2, skip);
+        cursor.skip(before && positions.begin - 1 < t + 2 ? positions.begin - 1 : t + 2, skip);
         step_without_positions(dq, t);
       }
       if (t >= range.end) break;
-      products.skip(t - 1, skip);
+      cursor.skip(t - 1, skip);
       skew_ = Skew(block_.address(0), opaque(skew_ring()), warp_);
       unskew_ = Unskew(block_.address(0), opaque(S::ds + warpgroup_ * 2 * SUBTILE_BYTES), warp_);
       mainloop(positions, dq, dq_pos);
-      t = positions.end, products.next = t + 1;
-      sync_warp();  // the lane that released the last stage meets the others before the next product
+      t = positions.end, cursor.next = t + 1;
+      sync_warp();  // nvcc returns to the loop's head from the last release separately for the lane that released
     }
     TXL_ROLLED
-    for (; t < block_.tiles; ++t) k_.skip(), products.skip(t + 2, skip), v_.skip();
-    products.skip(r_tiles.end + warpgroup_, skip);
+    for (; t < block_.tiles; ++t) k_.skip(), cursor.skip(t + 2, skip), v_.skip();
+    cursor.skip(r_tiles.end + warpgroup_, skip);
   }
 
   // For a tile without position scores: S = q k^T,  P = 2^(S - lse),  dS = P (dout v^T - delta),  dq += dS k
@@ -126,7 +126,7 @@ class QueriesConsumer {
     uint32_t ds[16];
     issue_qk<ScaleOut::Zero>(scores);
     issue_dout_v(dp);
-    warpgroup_wait<0>();
+    warpgroup_wait<0>();  // plant: plain-tile-wait
     fence_operand(scores);
     fence_operand(dp);
     v_.consumer_release();
@@ -186,7 +186,7 @@ class QueriesConsumer {
     }
     const uint32_t zeros[16] = {};
     unskew_.store(zeros, 0), unskew_.store(zeros, 1);
-    fence_view_async_shared();
+    fence_view_async_shared();  // plant: narrow-operands-fence
     sync_warpgroup(warpgroup_);
   }
 

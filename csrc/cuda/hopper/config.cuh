@@ -6,6 +6,8 @@
 
 namespace txl_cuda {
 
+constexpr int SWIZZLE_PERIOD = 1024;  // bytes: tiles begin at multiples
+
 // Forward: a block of GROUPS consumer warpgroups of 64 queries each, and a producer warpgroup. WIDTH: of a row in
 // tiles, 64 or 128, at least D. q + u is in registers, q + w in shared memory. INTERLEAVED: scores of the next tile are
 // skewed during the softmax of this one. HAS_Q_POS: positions have queries of their own, of width 8 or 16, and tiles of
@@ -32,7 +34,7 @@ struct ForwardShape {
   static constexpr int barriers = q_position + GROUPS * R_TILE_BYTES;
   static constexpr int BARRIERS = 3 * (2 * STAGES + R_STAGES);
   static constexpr int key_bounds = barriers + BARRIERS * 8, SHARED_BYTES = key_bounds + QUERIES * 8;
-  static_assert(SHARED_BYTES <= MAX_SHARED);
+  static_assert(SHARED_BYTES <= MAX_SHARED && (k | v | r | q_position) % SWIZZLE_PERIOD == 0);
 };
 
 // Backward, dq and dr: a block of GROUPS consumer warpgroups of 64 queries each, and a producer warpgroup. IN_SHARED:
@@ -67,7 +69,7 @@ struct QueriesShape {
   static constexpr int barriers = dr + GROUPS * DR_BYTES;
   static constexpr int BARRIERS = 3 * (STAGES + V_STAGES + R_STAGES);
   static constexpr int key_bounds = barriers + BARRIERS * 8, SHARED_BYTES = key_bounds + QUERIES * 8;
-  static_assert(SHARED_BYTES <= MAX_SHARED);
+  static_assert(SHARED_BYTES <= MAX_SHARED && (k | v | r | q_position | q_content | dout | dr) % SWIZZLE_PERIOD == 0);
 };
 
 // Backward, dk and dv: a block of GROUPS consumer warpgroups of 64 keys each, and a producer warpgroup. IN_SHARED: k
@@ -98,7 +100,7 @@ struct KeysShape {
   static constexpr int common_bounds = stats + STAGES * STATS_BYTES;       // of a stage: its largest low, smallest high
   static constexpr int barriers = common_bounds + STAGES * 8;
   static constexpr int BARRIERS = 3 * (STAGES + R_STAGES), SHARED_BYTES = barriers + BARRIERS * 8;
-  static_assert(SHARED_BYTES <= MAX_SHARED);
+  static_assert(SHARED_BYTES <= MAX_SHARED && (q_position | q_content | dout | r | k | v) % SWIZZLE_PERIOD == 0);
 };
 
 // The instances, by the width of tiles. Arguments: width, consumer warpgroups, stages of tiles (of k and v, or of

@@ -1,6 +1,7 @@
 // How dr leaves a block of queries. Every step of the main loop has a product for dr, and each product has an epilogue
-// that adds it to global memory by TMA reductions. There are two classes, DrTransposed (width 64) and DrInHalves (width
-// 128), with one interface, in the order of the calls:
+// that adds it to global memory. There are three classes with one interface: DrTransposed (width 64) and DrInHalves
+// (width 128), by TMA reductions, and DrNarrow (with position queries), by additions of pairs. In the order of the
+// calls:
 //
 //   flush(dr, t)   before a product overwrites dr, which is that of tile t: what is still in registers leaves
 //   acquire()      waits until the buffer in shared memory may be written; a barrier of the warpgroup follows

@@ -77,18 +77,18 @@ class ForwardConsumer {
   // The same where only some tiles of keys have position scores.
   TXL_DEVICE void consume_tiles_with_q_pos(const TileRange& range, Softmax& softmax, float (&acc_o)[S::WIDTH / 2]) {
     const TileRange r_tiles = block_.tiles_of_r();
-    ProductsOfR products = {r_tiles, warpgroup_, warpgroup_ - S::GROUPS};
+    RTileCursor cursor = {r_tiles, warpgroup_, warpgroup_ - S::GROUPS};
     const auto skip_r = [&] { r_.skip(); };
-    products.skip(-1, skip_r);
+    cursor.skip(-1, skip_r);
     TXL_ROLLED
-    for (int t = 0; t < range.begin; ++t) k_.skip(), products.skip(t, skip_r), v_.skip();
+    for (int t = 0; t < range.begin; ++t) k_.skip(), cursor.skip(t, skip_r), v_.skip();
     if (range.begin < range.end) {
       load_q();
-      mainloop_with_q_pos(range, block_.position_tiles(range, r_tiles, warpgroup_), products, softmax, acc_o);
+      mainloop_with_q_pos(range, block_.position_tiles(range, r_tiles, warpgroup_), cursor, softmax, acc_o);
     }
     TXL_ROLLED
-    for (int t = range.end; t < block_.tiles; ++t) k_.skip(), products.skip(t + 2, skip_r), v_.skip();
-    products.skip(r_tiles.end + warpgroup_, skip_r);
+    for (int t = range.end; t < block_.tiles; ++t) k_.skip(), cursor.skip(t + 2, skip_r), v_.skip();
+    cursor.skip(r_tiles.end + warpgroup_, skip_r);
   }
 
   // Loads q + u to registers and q + w to shared memory.
@@ -98,7 +98,7 @@ class ForwardConsumer {
       load_queries_and_positions<T, S::WIDTH>(block_.p, block_.b, block_.h, block_.first_query + warpgroup_ * SIDE,
                                               position, q_content_);
       store_narrow_operand(position, q_position_address());
-      fence_view_async_shared();
+      fence_view_async_shared();  // plant: narrow-position-fence
       return sync_warpgroup(warpgroup_);
     }
     uint32_t q_position[S::WIDTH / 4];
@@ -241,7 +241,7 @@ class ForwardConsumer {
   }
 
   // The same sums, where only the tiles of `positions` have position scores: tiles before, these, and tiles after.
-  TXL_DEVICE void mainloop_with_q_pos(const TileRange& range, const TileRange& positions, ProductsOfR& products,
+  TXL_DEVICE void mainloop_with_q_pos(const TileRange& range, const TileRange& positions, RTileCursor& cursor,
                                       Softmax& softmax, float (&acc_o)[S::WIDTH / 2]) {
     float unskewed[32], scores[32] = {}, rescale[2];
     uint32_t p[16];
@@ -249,10 +249,10 @@ class ForwardConsumer {
       warpgroup_wait<0>();
       fence_operand(unskewed);
       r_.consumer_release();
-      ++products.next;
+      ++cursor.next;
     };
     const auto prepare_positions = [&](int t) {  // of tile t, the first of `positions`
-      products.skip(t - 1, [&] { r_.skip(); });
+      cursor.skip(t - 1, [&] { r_.skip(); });
       issue_qr(unskewed);
       finish_product();
       skew_.store(unskewed, t - 1);
@@ -281,7 +281,7 @@ class ForwardConsumer {
         TXL_ROLLED
         for (; t < end; ++t) {
           const int next = before && positions.begin - 1 < t + 2 ? positions.begin - 1 : t + 2;
-          products.skip(next, [&] { r_.skip(); });
+          cursor.skip(next, [&] { r_.skip(); });
           issue_pv(acc_o, p);
           issue_qk<ScaleOut::Zero>(scores);
           warpgroup_wait<0>();  // plant: plain-scores-wait
@@ -301,8 +301,8 @@ class ForwardConsumer {
         issue_pv(acc_o, p);
         skew(unskewed, scores, t);
         issue_qk(scores);
-        issue_qr(unskewed);  // for tile t + 1
-        warpgroup_wait<1>();
+        issue_qr(unskewed);   // for tile t + 1
+        warpgroup_wait<1>();  // plant: positions-scores-wait
         fence_operand(acc_o);
         fence_operand(scores);
         v_.consumer_release();
@@ -366,7 +366,7 @@ class ForwardConsumer {
   TXL_DEVICE float weight_of_sink(int i, float max) const {
     if constexpr (!S::HAS_Q_POS) return 0;
     const View& sink = block_.p.sink;
-    if (!block_.p.has_sink) return 0;
+    if (!block_.p.has_sink || block_.p.parts > 1) return 0;  // merge_kernel adds it to the sum of the parts
     return exp2f(row_of<float>(sink, block_.b, block_.h, 0)[i * sink.s2] * LOG2_E - max);
   }
 

@@ -119,6 +119,8 @@ TXL_DEVICE void issue_rs(T, float (&d)[N], const uint32_t (&a)[K], uint64_t b) {
 }
 template <int DEPTH, Major A, Major B, ScaleOut SCALE, Swizzle SWIZZLE_A, Swizzle SWIZZLE_B, class T, int N>
 TXL_DEVICE void issue_ss(T, float (&d)[N], uint64_t a, uint64_t b) {
+  static_assert(SWIZZLE_A == Swizzle::B128 || A == Major::MN || DEPTH == NARROW);
+  static_assert(SWIZZLE_B == Swizzle::B128 || B == Major::MN || DEPTH == NARROW);
   if (SCALE == ScaleOut::One) fence_operand(d);
   warpgroup_arrive();
   TXL_UNROLL

@@ -33,7 +33,8 @@ struct QueryBlock {
     k.barriers = barriers, v.barriers = k.barriers + k.BARRIERS, r.barriers = v.barriers + v.BARRIERS;
     key_bounds = reinterpret_cast<int*>(shared + S::key_bounds);
     if (thread() == S::GROUPS * WARPGROUP) {
-      for (const RowsMap* rows : {&p.k_rows, &p.v_rows, &p.r_rows}) prefetch_tma_descriptor(rows->map);
+      for (const RowsMap* rows : {&p.k_rows, &p.v_rows}) prefetch_tma_descriptor(rows->map);
+      if (p.T) prefetch_tma_descriptor(p.r_rows.map);
       if (p.M) prefetch_tma_descriptor(p.k_mem_rows.map), prefetch_tma_descriptor(p.v_mem_rows.map);
     }
     if (thread() == 0) {
@@ -105,10 +106,11 @@ struct QueryBlock {
   TXL_DEVICE uint32_t address(int at) const { return shared_address(shared) + static_cast<uint32_t>(at); }
 };
 
-// A warpgroup's place among the block's tiles of r, where it uses some of them.
-struct ProductsOfR {
+// A warpgroup's place among the block's tiles of r, where it uses some of them. next: the tile of keys with which the
+// next of them comes.
+struct RTileCursor {
   TileRange r_tiles;
-  int warpgroup, next;  // the tile of keys with which the next tile of r comes
+  int warpgroup, next;
 
   // Releases unused, by skip_r(), the tiles of r that come before tile `end` of the keys.
   template <class SkipR>

@@ -155,6 +155,7 @@ inline uint32_t box_address(const void* p) {
 }
 
 inline void tma_load_box(void* to, const TensorMap& map, Barrier* b, int x, int row, int h, int n) {
+  if (!map.item) simt::die("a load by a tensor map that describes nothing");
   const uint32_t at = box_address(to);
   const int bytes = map.box[0] * map.box[1] * map.item;
   std::memset(to, 0xFF, static_cast<size_t>(bytes));

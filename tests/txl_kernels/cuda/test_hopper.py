@@ -73,8 +73,8 @@ def test_self_check_of_the_first_call(dtype: torch.dtype, width: int, decode: bo
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     assert compare(cuda, Kind("cuda", device, dtype, width, decode, True)) is None
     terms = {"terms": ("r", "q_pos", "sink"), "position_width": 16, "zero_outside": True, "grouped": True}
-    for gradients in (False, True):
-        assert compare(cuda, Kind("cuda", device, dtype, width, decode, gradients, **terms)) is None
+    for backward in (False, True):
+        assert compare(cuda, Kind("cuda", device, dtype, width, decode, backward, **terms)) is None
 
 
 @pytest.mark.parametrize("case", SPLIT, ids=str)
@@ -239,6 +239,18 @@ def test_sizes_beyond_a_grid_or_an_address_are_refused(monkeypatch: pytest.Monke
     assert "at most 65535 batch rows (B), got 65536" in str(cuda.why_not_call(call._replace(q=rows, k=rows, v=rows)))
 
 
+def test_gradients_of_the_operator_are_refused_beside_biases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward ran on the decode kernels, which take them."""
+    use(monkeypatch, build())
+    call = as_fields(make_inputs(inkling("", 3, 3, 9, sink=None, r="H T Dp"), torch.bfloat16))
+    biases = {name: torch.ones(6, n, dtype=torch.bfloat16) for name, n in (("content_bias", 24), ("position_bias", 16))}
+    out, _ = torch.ops.txl_kernels.rel_attention(*call._replace(**biases), "cuda")
+    with pytest.raises(
+        RuntimeError, match="cannot compute gradients: the kernels do not take content_bias beside q_pos"
+    ):
+        out.sum().backward()
+
+
 def test_gradients_of_the_operator_are_refused_on_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, build(), capability=(8, 0))
     call = as_fields(make_inputs(Case(L=4, D=8), torch.bfloat16))
@@ -279,13 +291,13 @@ def test_no_tile_without_a_visible_pair_is_visited(window: tuple[int, int], monk
 
 
 def test_no_tile_outside_of_the_table_forms_a_product_of_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more product of positions for each tile that has a row, counted by the number of rows."""
+    """Products of 64 x 64 tiles, for 3 tiles of queries and 6 of keys. Rows for the distances -63
+    to 0 serve a tile of queries with its own keys and with those of the tile after. The tile before
+    is used, too, because the product that brings distance 0 begins there."""
     use(monkeypatch, build(), multiprocessors=1)
     counter = ctypes.CDLL(build().__file__).txl_products
     counter.restype = ctypes.c_int64
-    tiles = 6
-    case = Case(B=1, H=1, L=192, M=64 * tiles - 192, D=64, Dp=16, causal=False, outside="zero", **NO_BIASES)
-    pairs = 3 * tiles
+    case = Case(B=1, H=1, L=192, M=192, D=64, Dp=16, causal=False, outside="zero", **NO_BIASES)
 
     def products(rows: int, zero_row: int) -> tuple[int, int]:
         inputs = make_inputs(case.but(T=rows, zero_row=zero_row), torch.bfloat16)
@@ -295,10 +307,32 @@ def test_no_tile_outside_of_the_table_forms_a_product_of_positions(monkeypatch: 
         gradients(out, lse, inputs)
         return middle - start, counter() - middle
 
+    pairs, near = 3 * 6, (3, 3, 2)  # by tile of queries
     assert products(1, 10_000) == (2 * pairs, 3 * pairs + 4 * pairs)
-    near, far = products(64, 63), products(10_000, 5_000)
-    assert far[0] > 3 * pairs > near[0] > 2 * pairs
-    assert far[1] > near[1] > 7 * pairs
+    of_positions = sum(n + 2 for n in near)  # the first two bring the first tile's scores
+    of_dq_and_dr = sum(2 * (n + 1) for n in near)
+    assert products(64, 63) == (2 * pairs + of_positions, 7 * pairs + of_positions + of_dq_and_dr + sum(near))
+
+
+def test_split_of_inklings_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, build())
+    case = SPLIT[-1]
+    call = as_fields(make_inputs(case, torch.bfloat16))._replace(content_bias=None, position_bias=None)
+    plan = cuda.prefill_plan(call, call.q, 132)
+    assert (plan.parts, plan.backward_parts) == (4, 4)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("width", [0, 16])
+def test_table_without_rows(width: int) -> None:
+    """No query sees a key, so no row is needed."""
+    biases = NO_BIASES if width else {}
+    inputs = make_inputs(Case(B=1, L=70, M=90, D=64, Dp=width, intervals="nothing", **biases), torch.bfloat16)
+    inputs["r"] = inputs["r"].detach()[:, :0].requires_grad_()
+    out, lse = run(inputs)
+    assert not out.any()
+    for name, gradient in gradients(out, lse, inputs).items():
+        assert not gradient.any(), name
 
 
 def test_refused_terms(monkeypatch: pytest.MonkeyPatch) -> None:
