@@ -260,6 +260,15 @@ class ForwardConsumer {
       finish_product();
     };
     int t = range.begin;
+    const auto finish_scores = [&] {  // of tile t, and P v of tile t - 1
+      fence_operand(acc_o);
+      fence_operand(scores);
+      v_.consumer_release();
+      k_.consumer_release();
+      softmax.update(scores, t, block_.first_key(0), rescale);
+      pack_operand<T>(scores, p);
+      rescale_o(acc_o, rescale);
+    };
     if (t == positions.begin) {
       prepare_positions(t);
       skew(unskewed, scores, t);
@@ -285,13 +294,7 @@ class ForwardConsumer {
           issue_pv(acc_o, p);
           issue_qk<ScaleOut::Zero>(scores);
           warpgroup_wait<0>();  // plant: plain-scores-wait
-          fence_operand(acc_o);
-          fence_operand(scores);
-          v_.consumer_release();
-          k_.consumer_release();
-          softmax.update(scores, t, block_.first_key(0), rescale);
-          pack_operand<T>(scores, p);
-          rescale_o(acc_o, rescale);
+          finish_scores();
         }
       }
       if (t == range.end) break;
@@ -303,13 +306,7 @@ class ForwardConsumer {
         issue_qk(scores);
         issue_qr(unskewed);   // for tile t + 1
         warpgroup_wait<1>();  // plant: positions-scores-wait
-        fence_operand(acc_o);
-        fence_operand(scores);
-        v_.consumer_release();
-        k_.consumer_release();
-        softmax.update(scores, t, block_.first_key(0), rescale);
-        pack_operand<T>(scores, p);
-        rescale_o(acc_o, rescale);
+        finish_scores();
         finish_product();
       }
     }
