@@ -348,8 +348,8 @@ def blocks(kernel: Figures) -> int:
 
 def complaints_cuda(name: str, now: Figures, before: Figures | None) -> Iterator[str]:
     """Yield what is wrong with a kernel of csrc/cuda, beside growth and spills."""
-    # A product with a depth of 64 is four instructions, the last of which commits the group; of position queries, 16
-    # deep, it is one. Serialised, each instruction ends a group.
+    # A product with a depth of 64 is four instructions, the last of which commits the group; one of
+    # position queries, 16 deep, is one. Serialised, each instruction ends a group.
     shortest = 2 if name.endswith("q_pos") else 4  # instructions of a group, on the average
     if now.get("waits", 0) * shortest > now.get("products", 0):
         yield f"{now['waits']} of {now['products']} wgmma end a group: the compiler has serialised them"
