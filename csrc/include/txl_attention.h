@@ -112,7 +112,7 @@ typedef struct txl_gradients {
 
 TXL_API int txl_forward(const txl_call* call);
 
-/* Calls task(data, index) once for each index in [0, tasks), on any threads, and returns when all calls have returned. */
+/* Calls task(data, index) once for each index in [0, tasks), on any threads, and returns when all have returned. */
 typedef void (*txl_parallel_for)(void* context, void (*task)(void* data, size_t index), void* data, size_t tasks);
 
 /* As txl_forward, on the caller's threads instead of the library's: `parallel_for` is called with `context` and at most
