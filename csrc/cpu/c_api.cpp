@@ -71,7 +71,7 @@ int txl_forward(const txl_call* call) {
 
 int txl_forward_on(const txl_call* call, txl_parallel_for parallel_for, void* context) {
   if (!parallel_for) return txl::fail(TXL_INVALID_ARGUMENT, "parallel_for must be given, got NULL");
-  const txl::OnCallersThreads on_callers_threads(parallel_for, context);
+  const txl::OnCallersThreads on_callers_threads({parallel_for, context});
   return txl_forward(call);
 }
 

@@ -100,11 +100,6 @@ void run_items(void* p) {
   }
 }
 
-struct CallersThreads {
-  CallersParallelFor run = nullptr;
-  void* context = nullptr;
-};
-
 thread_local CallersThreads g_callers;
 
 // A condition variable. That of the standard library waits by a symbol of GCC 12, which libstdc++ of older systems
@@ -186,8 +181,8 @@ GompParallel usable_openmp() { return g_forked.load(std::memory_order_relaxed) ?
 Buffer::Buffer(int64_t floats) : bytes_(bytes_of(floats)), data(allocate(bytes_)) {}
 Buffer::~Buffer() { release(data, bytes_); }
 
-OnCallersThreads::OnCallersThreads(CallersParallelFor run, void* context) { g_callers = {run, context}; }
-OnCallersThreads::~OnCallersThreads() { g_callers = {}; }
+OnCallersThreads::OnCallersThreads(CallersThreads threads) : before_(g_callers) { g_callers = threads; }
+OnCallersThreads::~OnCallersThreads() { g_callers = before_; }
 
 void set_openmp(uint64_t gomp_parallel) {
   if (registered == 0) g_gomp.store(reinterpret_cast<GompParallel>(gomp_parallel));
