@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent
 # Why a module was not built; read by txl_kernels/backends/native_modules.py.
 NOTES = {"_native": "_native_missing.txt", "_cuda": "_cuda_missing.txt"}
 SUFFIX = ".dylib" if sys.platform == "darwin" else ".so"
-LIBRARIES = {"_native": [f"libtxl_cpu{SUFFIX}"], "_cuda": [f"libtxl_cuda{SUFFIX}"]}
+LIBRARIES = {"_native": [f"libtxl_cpu{SUFFIX}", f"libtxl_onnx{SUFFIX}"], "_cuda": [f"libtxl_cuda{SUFFIX}"]}
 
 
 def compiler_asked() -> list[str]:

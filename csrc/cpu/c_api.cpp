@@ -11,6 +11,7 @@
 #include "c_checks.h"
 #include "../errors.h"
 #include "library.h"
+#include "runtime.h"
 
 namespace txl {
 namespace {
@@ -66,6 +67,12 @@ Gradients gradients_of(const txl_gradients& x) {
 int txl_forward(const txl_call* call) {
   const int code = txl::guard([&] { txl::check_call(call); });
   return code ? code : txl_cpu_library()->forward(txl::problem_of(*call));
+}
+
+int txl_forward_on(const txl_call* call, txl_parallel_for parallel_for, void* context) {
+  if (!parallel_for) return txl::fail(TXL_INVALID_ARGUMENT, "parallel_for must be given, got NULL");
+  const txl::OnCallersThreads on_callers_threads({parallel_for, context});
+  return txl_forward(call);
 }
 
 int txl_backward(const txl_call* call, const txl_gradients* gradients) {

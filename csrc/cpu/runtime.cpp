@@ -85,19 +85,22 @@ struct Loop {
   void* context;
   int64_t items;
   std::atomic<int64_t> next{0};
-  std::atomic<int> threads{0};  // that have entered so far
+  std::atomic<int> threads{0};  // that have run an item so far
 };
 
 // Runs items of a loop, a Loop*, until none is left.
 void run_items(void* p) {
   Loop& loop = *static_cast<Loop*>(p);
-  const int thread = loop.threads.fetch_add(1, std::memory_order_relaxed);
+  int thread = -1;
   for (;;) {
     const int64_t item = loop.next.fetch_add(1, std::memory_order_relaxed);
     if (item >= loop.items) return;
+    if (thread < 0) thread = loop.threads.fetch_add(1, std::memory_order_relaxed);
     loop.body(loop.context, item, thread);
   }
 }
+
+thread_local CallersThreads g_callers;
 
 // A condition variable. That of the standard library waits by a symbol of GCC 12, which libstdc++ of older systems
 // lacks.
@@ -178,6 +181,9 @@ GompParallel usable_openmp() { return g_forked.load(std::memory_order_relaxed) ?
 Buffer::Buffer(int64_t floats) : bytes_(bytes_of(floats)), data(allocate(bytes_)) {}
 Buffer::~Buffer() { release(data, bytes_); }
 
+OnCallersThreads::OnCallersThreads(CallersThreads threads) : before_(g_callers) { g_callers = threads; }
+OnCallersThreads::~OnCallersThreads() { g_callers = before_; }
+
 void set_openmp(uint64_t gomp_parallel) {
   if (registered == 0) g_gomp.store(reinterpret_cast<GompParallel>(gomp_parallel));
 }
@@ -188,6 +194,10 @@ void parallel_for(int threads, int64_t items, Body body, void* context) {
   Loop loop{body, context, items};
   if (threads <= 1 || items <= 1) {
     run_items(&loop);
+  } else if (g_callers.run) {
+    const auto tasks = static_cast<size_t>(std::min<int64_t>(threads, items));
+    g_callers.run(g_callers.context, [](void* p, size_t) { run_items(p); }, &loop, tasks);
+    run_items(&loop);  // items are left if the function has failed; a task that has not run leaves its thread's number
   } else if (GompParallel gomp = usable_openmp()) {
     // The team is always whole: for a smaller one libgomp would end the other threads, and start new ones for the next
     // loop.

@@ -30,6 +30,26 @@ using Body = void (*)(void* context, int64_t item, int thread);
 // alone. The body must not throw.
 void parallel_for(int threads, int64_t items, Body body, void* context);
 
+// Runs task(data, index) once for each index in [0, tasks), on any threads, and returns when all have ended.
+using CallersParallelFor = void (*)(void* context, void (*task)(void* data, size_t index), void* data, size_t tasks);
+
+struct CallersThreads {
+  CallersParallelFor run = nullptr;
+  void* context = nullptr;
+};
+
+// While it exists, the loops of the thread that made it run by the caller's function, and use neither pool.
+class OnCallersThreads {
+ public:
+  explicit OnCallersThreads(CallersThreads threads);
+  ~OnCallersThreads();
+  OnCallersThreads(const OnCallersThreads&) = delete;
+  OnCallersThreads& operator=(const OnCallersThreads&) = delete;
+
+ private:
+  const CallersThreads before_;  // of a call during which the caller's function makes this one
+};
+
 // Sets the address of GOMP_parallel in the OpenMP runtime that torch has loaded; 0 for none.
 void set_openmp(uint64_t gomp_parallel);
 

@@ -112,6 +112,13 @@ typedef struct txl_gradients {
 
 TXL_API int txl_forward(const txl_call* call);
 
+/* Calls task(data, index) once for each index in [0, tasks), on any threads, and returns when all have returned. */
+typedef void (*txl_parallel_for)(void* context, void (*task)(void* data, size_t index), void* data, size_t tasks);
+
+/* As txl_forward, on the caller's threads instead of the library's: `parallel_for` is called with `context` and at most
+ * txl_threads() tasks. What it leaves undone runs on this thread. The results are the same bits. */
+TXL_API int txl_forward_on(const txl_call* call, txl_parallel_for parallel_for, void* context);
+
 /* Backward of the same call, with the out and lse that forward has written. */
 TXL_API int txl_backward(const txl_call* call, const txl_gradients* gradients);
 

@@ -1,6 +1,6 @@
 /* A user's program in C: reads calls from stdin, runs forward and backward, and writes codes, messages and results to
  * stdout. test_c_library.py writes the calls, and names the fields of the structs by the macros SIZES, INTEGERS, REALS,
- * TENSORS and BOUNDS. */
+ * TENSORS and BOUNDS. Forward runs on the library's threads, or by the function below that the argument names. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,6 +46,19 @@ static void write_outcome(int code) {
   fwrite(message, 1, strlen(message), stdout);
 }
 
+static txl_parallel_for on_callers_threads;
+static int64_t tasks_run;
+
+static void reversed(void* context, void (*task)(void* data, size_t index), void* data, size_t tasks) {
+  if (tasks < 2 || tasks > 3) exit(10); /* txl_threads() is 3 */
+  for (; tasks; ++*(int64_t*)context) task(data, --tasks);
+}
+
+static void failed(void* context, void (*task)(void* data, size_t index), void* data, size_t tasks) {
+  if (tasks > 2) task(data, 1);
+  ++*(int64_t*)context;
+}
+
 static void one_call(int64_t struct_size) {
   txl_call call;
   txl_gradients gradients;
@@ -70,7 +83,7 @@ static void one_call(int64_t struct_size) {
   out_bytes = read_tensor(&call.out);
   lse_bytes = read_tensor(&lse);
   call.lse = lse.data;
-  code = txl_forward(&call);
+  code = on_callers_threads ? txl_forward_on(&call, on_callers_threads, &tasks_run) : txl_forward(&call);
   write_outcome(code);
   backward = (int)read_integer();
   if (!code) write_tensor(&call.out, out_bytes);
@@ -93,7 +106,7 @@ static void one_call(int64_t struct_size) {
   TENSORS(WRITE_GRADIENT)
 }
 
-int main(void) {
+int main(int count, char** arguments) {
   int64_t struct_size;
   const char* const isa = txl_instruction_set();
   if (txl_set_threads(0) != TXL_INVALID_ARGUMENT || !strstr(txl_last_error(), "threads")) return 5;
@@ -103,6 +116,9 @@ int main(void) {
   if (!isa) return 7;
   if (txl_set_threads(3) || txl_threads() != 3) return 8;
   if (txl_forward(NULL) != TXL_INVALID_ARGUMENT || txl_backward(NULL, NULL) != TXL_INVALID_ARGUMENT) return 9;
+  if (txl_forward_on(NULL, reversed, NULL) != TXL_INVALID_ARGUMENT) return 11;
+  if (txl_forward_on(NULL, NULL, NULL) != TXL_INVALID_ARGUMENT || !strstr(txl_last_error(), "parallel_for")) return 12;
+  if (count > 1) on_callers_threads = strcmp(arguments[1], "reversed") ? failed : reversed;
   while (fread(&struct_size, sizeof struct_size, 1, stdin) == 1) one_call(struct_size); /* memory is freed at the end */
-  return 0;
+  return count > 1 && !tasks_run ? 13 : 0;
 }

@@ -84,10 +84,9 @@ def compile_program(folder: Path) -> None:
 def run() -> Callable[..., subprocess.CompletedProcess[bytes]]:
     folder = once("c_program", [SOURCE, HEADER], [FLAGS, str(LIBRARY)], "cc", compile_program)
 
-    def run(given: bytes, **environment: str) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            [str(folder / "program")], input=given, capture_output=True, env=os.environ | environment, timeout=120
-        )
+    def run(given: bytes, *arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+        command = [str(folder / "program"), *arguments]
+        return subprocess.run(command, input=given, capture_output=True, env=os.environ | environment, timeout=120)
 
     return run
 
@@ -202,6 +201,21 @@ def test_program_gets_the_results_of_python(
             got = [output.tensor(y) for y in wanted.values()]
         for (what, y), z in zip(wanted.items(), got, strict=True):
             assert torch.equal(y, z), f"{case}: {what}"
+    assert not output.rest
+
+
+@pytest.mark.parametrize("name", ["reversed", "failed"])
+def test_forward_on_the_caller_s_threads(run: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results are the same bits in any order of tasks, and if some or all are left undone."""
+    cases = [*CASES[:5], *TERMS, *TILES[:2], TILES[10]]
+    calls = [x for case in cases for x in recorded(case, torch.float32, monkeypatch)]
+    done = run(b"".join(as_bytes(fields_of(x._replace(dout=None))) for x in calls), name)
+    assert done.returncode == 0, done.stderr
+    output = Output(done.stdout)
+    for x in calls:
+        assert output.outcome() == (0, "")
+        assert torch.equal(output.tensor(x.out), x.out)
+        assert torch.equal(output.tensor(x.lse), x.lse)
     assert not output.rest
 
 
@@ -346,7 +360,7 @@ def test_library_exports_its_functions_alone() -> None:
         for line in HEADER.read_text().splitlines()
         if line.startswith("TXL_API")
     }
-    assert len(declared) == 7
+    assert len(declared) == 8
     assert names == declared | {"txl_cpu_library"}
 
 
