@@ -5,8 +5,8 @@
 
 namespace txl_cuda {
 
-// The tensor map of rows [n, h, row], in boxes of 64 rows by 64 elements, or 16 for narrow tiles. An axis of stride 0 or size 1
-// has one entry there: h and n, 0 or 1, are what the coordinates of heads and batch rows are multiplied by.
+// The tensor map of rows [n, h, row], in boxes of 64 rows by 64 elements, or 16 for narrow tiles. An axis of stride 0
+// or size 1 has one entry there: h and n, 0 or 1, are what the coordinates of heads and batch rows are multiplied by.
 struct RowsMap {
   TensorMap map;
   int h = 0, n = 0;
