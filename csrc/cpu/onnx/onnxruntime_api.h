@@ -1,6 +1,6 @@
 // The part of ONNX Runtime's C API that the operator uses, from version 1.17 on, so that no header of ONNX Runtime is
-// needed to build it. A function keeps its slot in all later versions; tests/txl_kernels/cpu/test_onnx.py compares this
-// file with the official header.
+// needed to build it. A function keeps its slot in all later versions; tests/txl_kernels/cpu/test_onnx_library.py
+// compares this file with the official header.
 #pragma once
 #include <cstddef>
 #include <cstdint>
