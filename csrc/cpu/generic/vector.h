@@ -13,7 +13,7 @@ typedef uint32_t vu __attribute__((vector_size(4 * TXL_LANES)));
 typedef uint16_t vh __attribute__((vector_size(2 * TXL_LANES)));
 typedef vf vf_unaligned __attribute__((aligned(4), may_alias));  // loads and stores at any element
 typedef vh vh_unaligned __attribute__((aligned(2), may_alias));
-typedef vu vu_unaligned __attribute__((aligned(4), may_alias));
+typedef vu vu_unaligned __attribute__((aligned(2), may_alias));  // pairs of bf16 begin at any element
 
 struct bf16 {
   uint16_t bits;
