@@ -29,15 +29,16 @@ SOURCES = (
 
 
 @functools.cache
-def build(launches: Path | None = None) -> Any:
+def build(launches: Path | None = None, variant: str | None = None) -> Any:
     """csrc/cuda compiled into a module and imported.
 
-    launches: a folder with another simt_emulation.h, and the sources that it needs.
+    launches: a folder with another simt_emulation.h, and the sources that it needs. variant: a
+    macro that chooses other instances (csrc/cuda/hopper/config.cuh).
     """
-    name = "emulated" if launches is None else f"emulated_{launches.name}"
+    name = "_".join(["emulated", *([launches.name] if launches else []), *([variant.lower()] if variant else [])])
     sources = [CSRC.parent, *sorted(HERE.rglob("*.h")), *sorted(HERE.rglob("*.cpp"))]
-    settings = [FLAGS, sysconfig.get_path("include"), pybind11.__version__]
-    folder = once(name, sources, settings, "g++", lambda to: _compile(to, name, launches))
+    settings = [FLAGS, variant, sysconfig.get_path("include"), pybind11.__version__]
+    folder = once(name, sources, settings, "g++", lambda to: _compile(to, name, launches, variant))
     spec = importlib.util.spec_from_file_location(f"_cuda_{name}", folder / "module.so")
     assert spec is not None
     assert spec.loader is not None
@@ -47,12 +48,13 @@ def build(launches: Path | None = None) -> Any:
     return module
 
 
-def _compile(folder: Path, name: str, launches: Path | None) -> None:
+def _compile(folder: Path, name: str, launches: Path | None, variant: str | None) -> None:
     before = [] if launches is None else ["-I", str(launches)]
     sources = [CSRC / source for source in SOURCES] + sorted(launches.glob("*.cpp") if launches else [])
     folders = (CSRC, HERE, pybind11.get_include(), sysconfig.get_path("include"))
     include = [*before, *(f"-I{folder}" for folder in folders)]
     flags = ["-O1", "-fPIC", f"-fvisibility={'default' if launches else 'hidden'}", f"-DTXL_MODULE=_cuda_{name}"]
+    flags += [f"-D{variant}"] if variant else []
     flags += [f'-DTXL_SOURCE_HASH="{source_hash(CSRC.parent, "_cuda")}"']
     objects = [str(folder / f"{n}.o") for n in range(len(sources))]
     running = [

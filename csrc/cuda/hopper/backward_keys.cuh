@@ -19,8 +19,10 @@ struct KeyBlock {
   int b = block_z(), h = block_y(), first_tile = block_x() * S::GROUPS;
   int first_query, steps;  // the first query, and the number of tiles of queries
   // A pipeline of queries, q + w, q + u and dout, which TMA loads, and one of their statistics, which the second
-  // producer warp writes. Both have the same stages and empty barriers.
+  // producer warp writes. Both have the same stages and empty barriers. Where the shape is COMPACT, q + w and dout have
+  // pipelines of their own.
   StageBarriers<S::STAGES> q;
+  StageBarriers<S::ONE_OR_STAGES> q_position, dout;
   StageBarriers<S::R_STAGES> r;
 
   TXL_DEVICE KeyBlock(const BackwardProblem& problem, char* memory) : p(problem), shared(memory), key_tiles(problem) {
@@ -30,11 +32,15 @@ struct KeyBlock {
     first_query = static_cast<int>(query_begin) / SIDE * SIDE;
     steps = query_begin < query_end && p.T ? static_cast<int>(query_end - first_query + SIDE - 1) / SIDE : 0;
     q.barriers = reinterpret_cast<Barrier*>(shared + S::barriers), r.barriers = q.barriers + q.BARRIERS;
+    if constexpr (S::COMPACT)
+      q_position.barriers = r.barriers + r.BARRIERS, dout.barriers = q_position.barriers + q_position.BARRIERS;
     if (thread() == S::GROUPS * WARPGROUP && p.T)
       for (const RowsMap* rows : {&p.q_position_rows, &p.q_content_rows, &p.dout_rows, &p.r_rows})
         prefetch_tma_descriptor(rows->map);
     if (thread() == 0) {
-      q.init(S::GROUPS * WARPGROUP_WARPS), r.init(S::GROUPS * WARPGROUP_WARPS);
+      constexpr int CONSUMERS = S::GROUPS * WARPGROUP_WARPS;
+      q.init(CONSUMERS), r.init(CONSUMERS);
+      if constexpr (S::COMPACT) q_position.init(CONSUMERS), dout.init(CONSUMERS);
       fence_barrier_init();
     }
     barrier();
@@ -112,6 +118,28 @@ TXL_DEVICE void load_queries_and_distances(const KeyBlock<S>& block) {
   }
 }
 
+// The same where q + w and dout have pipelines of their own.
+template <class S>
+TXL_DEVICE void load_compact(const KeyBlock<S>& block) {
+  const BackwardProblem& p = block.p;
+  Producer<1> q_position(block.q_position.empty()), dout(block.dout.empty());
+  Producer<S::STAGES> q_content(block.q.empty());
+  Producer<S::R_STAGES> r(block.r.empty());
+  const auto load = [&](auto& producer, const auto& barriers, int at, const RowsMap& rows, int row, int b) {
+    const int stage = producer.producer_acquire();
+    load_tile<S>(block.shared, at + stage * S::TILE_BYTES, barriers.full(stage), rows, row, block.h, b);
+  };
+  TXL_ROLLED
+  for (int j = -S::GROUPS; j < block.steps; ++j) {
+    load(r, block.r, S::r, p.r_rows, static_cast<int>(p.zero_row) + block.distance(j), 0);
+    if (j < 0) continue;
+    const int row = block.first_query + j * SIDE;
+    load(q_position, block.q_position, S::q_position, p.q_position_rows, row, block.b);
+    load(q_content, block.q, S::q_content, p.q_content_rows, row, block.b);
+    load(dout, block.dout, S::dout, p.dout_rows, row, block.b);
+  }
+}
+
 // The second producer warp: writes each query's statistics and the bounds of the keys that it sees to shared memory,
 // and clears the rows of dout of queries that see no key, which may hold anything and meet a weight of 0.
 template <class S>
@@ -119,6 +147,7 @@ TXL_DEVICE void prepare_stats(const KeyBlock<S>& block) {
   const BackwardProblem& p = block.p;
   Producer<S::STAGES> producer(block.q.empty());
   PipelineState<S::STAGES> state;
+  PipelineState<1> dout_state;
   TXL_ROLLED
   for (int n = 0; n < block.group() * block.steps; ++n) {
     const int step = S::HAS_Q_POS ? n % block.steps : n,
@@ -143,7 +172,13 @@ TXL_DEVICE void prepare_stats(const KeyBlock<S>& block) {
       const uint32_t at = block.address(S::common_bounds + stage * 8);
       store_shared(at, static_cast<uint32_t>(max_low)), store_shared<4>(at, static_cast<uint32_t>(min_high));
     }
-    prepare_next<S::TILE_BYTES>(block.q, state, block.address(S::dout), or_of_warp(sees_keys));
+    if constexpr (S::COMPACT) {
+      sync_warp();  // plant: compact-stats-barrier
+      if (thread() % WARP == 0) barrier_arrive(block.q.prepared(stage));
+      prepare_next<S::TILE_BYTES>(block.dout, dout_state, block.address(S::dout), or_of_warp(sees_keys));
+    } else {
+      prepare_next<S::TILE_BYTES>(block.q, state, block.address(S::dout), or_of_warp(sees_keys));
+    }
   }
 }
 
@@ -184,7 +219,9 @@ class KeysConsumer {
         stats_(block.stats_full(), block.q.empty()),
         r_(block.r.full(), block.r.empty()),
         r_below_(block.r.full(), block.r.empty()),
-        skew_(block.address(0), S::skew + warpgroup_ * 2 * SkewTransposed::BYTES, warp_) {}
+        q_position_(block.q_position.full(), block.q_position.empty()),
+        dout_(block.dout.prepared(), block.dout.empty()),
+        skew_(block.address(0), S::skew + warpgroup_ * S::SKEW_BUFFERS * SkewTransposed::BYTES, warp_) {}
 
   TXL_DEVICE void run() {
     load_rows<T, S::WIDTH>(p_, is_memory_ ? p_.k_mem : p_.k, block_.b, block_.h, first_row_, rows(), k_);
@@ -254,9 +291,11 @@ class KeysConsumer {
   //   S^T = skew((q + w) r^T)^T + k (q + u)^T,  P^T = 2^(S^T - lse),  dS^T = P^T (v dout^T - delta)
   //   dv += P^T dout,  dk += dS^T (q + u)
   TXL_DEVICE void step(int t, int head, float (&dk)[S::WIDTH / 2], float (&dv)[S::WIDTH / 2], float (&ds_sums)[2]) {
-    const int n = q_.consumer_wait();
+    const int n = S::COMPACT ? q_.stage() : q_.consumer_wait();
     float scores[32], dp[32];
-    if constexpr (S::HAS_Q_POS) {
+    if constexpr (S::COMPACT) {
+      compute_scores_compact(n, scores, dp);
+    } else if constexpr (S::HAS_Q_POS) {
       compute_scores_with_q_pos(n, scores, dp);
     } else {
       compute_scores(t, n, scores, dp);
@@ -265,13 +304,18 @@ class KeysConsumer {
     const bool all_visible = sees_all(n);
     if (!all_visible) mask(n, scores, -INFINITY);
     const uint32_t keep_mask = recompute_p(t, head, scores, p_operand);
-    gemm_rs<T, Major::MN, ScaleOut::One>(dv, p_operand, stage(S::dout, n));
+    gemm_rs<T, Major::MN, ScaleOut::One>(dv, p_operand, stage(S::dout, S::COMPACT ? 0 : n));
     warpgroup_wait<1>();  // plant: keys-dout-v-wait
     fence_operand(dp);
     if (!all_visible) mask(n, dp, 0);  // what a query does not see may be anything
     softmax_backward(n, scores, dp, keep_mask, ds_sums);
     pack_operand<T>(dp, ds_operand);
     gemm_rs<T, Major::MN, ScaleOut::One>(dk, ds_operand, stage(S::q_content, n));
+    if constexpr (S::COMPACT) {
+      warpgroup_wait<1>();  // plant: compact-dv-wait
+      fence_operand(dv);
+      dout_.consumer_release();
+    }
     warpgroup_wait<0>();
     fence_operand(dv);
     fence_operand(dk);
@@ -296,7 +340,7 @@ class KeysConsumer {
     fence_operand(unskewed);
     r_.advance();
     r_below_.consumer_release();
-    skew_.store(unskewed, lse, t);
+    skew_.store(unskewed, unskewed + 32, lse, t);
     issue_keys_by_queries(dp, v_, S::v, stage(S::dout, n));
     sync_warpgroup(warpgroup_);  // plant: keys-skew-barrier
     float skewed[32];
@@ -305,6 +349,34 @@ class KeysConsumer {
     fence_operand(scores);
     TXL_UNROLL
     for (int m = 0; m < 32; ++m) scores[m] += skewed[m];
+  }
+  // The same where q + w and dout have pipelines of their own. Position scores are the initial value of the scores:
+  // registers hold the products of positions, or the scores and dp.
+  TXL_DEVICE void compute_scores_compact(int n, float (&scores)[32], float (&dp)[32]) {
+    float below[32], above[32], lse[2];
+    q_position_.consumer_wait();
+    const uint32_t q_position = stage(S::q_position, 0), r_above = stage(S::r, r_.consumer_wait());
+    gemm_ss<T, S::WIDTH, Major::K, Major::K, ScaleOut::Zero>(below, q_position, stage(S::r, r_below_.stage()));
+    gemm_ss<T, S::WIDTH, Major::K, Major::K, ScaleOut::Zero>(above, q_position, r_above);
+    stats_.consumer_wait();
+    const int row = accumulator_row(warp_);
+    for (int h = 0; h < 2; ++h) lse[h] = load_shared(block_.address(S::stats + n * S::STATS_BYTES + (row + 8 * h) * 4));
+    warpgroup_wait<0>();  // plant: compact-positions-wait
+    fence_operand(below);
+    fence_operand(above);
+    q_position_.consumer_release();
+    r_.advance();
+    r_below_.consumer_release();
+    sync_warpgroup(warpgroup_);  // all have loaded what is overwritten here; plant: compact-skew-reuse
+    skew_.store(below, above, lse, 0);
+    sync_warpgroup(warpgroup_);  // plant: compact-skew-barrier
+    skew_.load(scores, 0);
+    q_.consumer_wait();  // plant: compact-content-wait
+    issue_keys_by_queries<ScaleOut::One>(scores, k_, S::k, stage(S::q_content, n));
+    dout_.consumer_wait();  // plant: compact-dout-wait
+    issue_keys_by_queries(dp, v_, S::v, stage(S::dout, 0));
+    warpgroup_wait<1>();  // plant: compact-scores-wait
+    fence_operand(scores);
   }
   // The same where some tiles have no position scores.
   TXL_DEVICE void compute_scores_with_q_pos(int n, float (&scores)[32], float (&dp)[32]) {
@@ -321,7 +393,7 @@ class KeysConsumer {
       fence_operand(unskewed);
       r_.advance();
       r_below_.consumer_release();
-      skew_.store(unskewed, lse, ++skews_);  // plant: skew-count
+      skew_.store(unskewed, unskewed + 32, lse, ++skews_);  // plant: skew-count
       sync_warpgroup(warpgroup_);            // plant: positions-skew-barrier
       skew_.load(scores, skews_);
     } else {
@@ -454,6 +526,7 @@ class KeysConsumer {
   // Two tiles of r are used at a time, numbers j - 1 (below) and j (above): r_ waits for the one above, r_below_
   // releases.
   Consumer<S::R_STAGES> r_, r_below_;
+  Consumer<S::ONE_OR_STAGES> q_position_, dout_;  // where the shape is COMPACT
   SkewTransposed skew_;
   uint32_t k_[S::WIDTH / 4], v_[S::WIDTH / 4];
 };
@@ -466,7 +539,12 @@ void backward_keys_kernel(const TXL_CONSTANT BackwardProblem p) {
   if (thread() >= S::GROUPS * WARPGROUP) {
     if constexpr (S::GROUPS > 1) warpgroup_reg_dealloc<S::PRODUCER_REGISTERS>();
     const int warp = broadcast_first_lane(thread() / WARP) - S::GROUPS * WARPGROUP_WARPS;
-    if (warp == 0 && thread() % WARP == 0 && block.steps) load_queries_and_distances(block);
+    if (warp == 0 && thread() % WARP == 0 && block.steps) {
+      if constexpr (S::COMPACT)
+        load_compact(block);
+      else
+        load_queries_and_distances(block);
+    }
     if (warp == 1) prepare_stats(block);
   } else {
     if constexpr (S::GROUPS > 1) warpgroup_reg_alloc<S::CONSUMER_REGISTERS>();

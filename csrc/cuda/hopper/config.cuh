@@ -73,33 +73,38 @@ struct QueriesShape {
 };
 
 // Backward, dk and dv: a block of GROUPS consumer warpgroups of 64 keys each, and a producer warpgroup. IN_SHARED: k
-// and v are in shared memory, else in registers.
-template <class T_, int WIDTH_, int GROUPS_, int STAGES_, int R_STAGES_, bool IN_SHARED_, bool HAS_Q_POS_ = false>
+// and v are in shared memory, else in registers. COMPACT: q + w and dout have one stage each and pipelines of their
+// own, and the skew has one buffer a warpgroup, which makes room for a second warpgroup at width 128.
+template <class T_, int WIDTH_, int GROUPS_, int STAGES_, int R_STAGES_, bool IN_SHARED_, bool HAS_Q_POS_ = false,
+          bool COMPACT_ = false>
 struct KeysShape {
   using T = T_;
   static constexpr int WIDTH = WIDTH_, GROUPS = GROUPS_;
   static constexpr int STAGES = STAGES_;  // of tiles of queries: q + w, q + u, dout and statistics
   static constexpr int R_STAGES = R_STAGES_;
-  static constexpr bool IN_SHARED = IN_SHARED_, HAS_Q_POS = HAS_Q_POS_;
+  static constexpr bool IN_SHARED = IN_SHARED_, HAS_Q_POS = HAS_Q_POS_, COMPACT = COMPACT_;
+  static constexpr int ONE_OR_STAGES = COMPACT ? 1 : STAGES;  // of q + w, and of dout
   static constexpr int THREADS = (GROUPS + 1) * WARPGROUP;
   static constexpr int CONSUMER_REGISTERS = 232, PRODUCER_REGISTERS = 40;  // where there are two consumer warpgroups
   static constexpr int TILE_BYTES = WIDTH / SIDE * SUBTILE_BYTES, STATS_BYTES = SIDE * 16;
   static constexpr int R_TILE_BYTES = HAS_Q_POS ? NARROW_BYTES : TILE_BYTES;
   static_assert(R_STAGES > GROUPS + 1);
   // The stages of r are contiguous, columns from 64 on after all of columns 0 to 63. Before the first stage is a copy
-  // of the last: two successive tiles are one operand of 128 rows.
+  // of the last: two successive tiles are one operand of 128 rows. COMPACT: two operands, without a copy.
   static constexpr int R_SUBTILE = HAS_Q_POS ? NARROW_BYTES : SUBTILE_BYTES;
-  static constexpr int R_SUBTILE_STRIDE = (R_STAGES + 1) * R_SUBTILE;
+  static constexpr int R_COPIES = COMPACT ? 0 : 1, R_SUBTILE_STRIDE = (R_STAGES + R_COPIES) * R_SUBTILE;
+  static constexpr int SKEW_BUFFERS = COMPACT ? 1 : 2;  // of a warpgroup
 
   // Bytes from the start of shared memory.
-  static constexpr int skew = 0, q_position = skew + GROUPS * 2 * SkewTransposed::BYTES;
-  static constexpr int q_content = q_position + STAGES * R_TILE_BYTES, dout = q_content + STAGES * TILE_BYTES;
-  static constexpr int r = dout + STAGES * TILE_BYTES, k = r + R_TILE_BYTES / R_SUBTILE * R_SUBTILE_STRIDE;
+  static constexpr int skew = 0, q_position = skew + GROUPS * SKEW_BUFFERS * SkewTransposed::BYTES;
+  static constexpr int q_content = q_position + ONE_OR_STAGES * R_TILE_BYTES, dout = q_content + STAGES * TILE_BYTES;
+  static constexpr int r = dout + ONE_OR_STAGES * TILE_BYTES, k = r + R_TILE_BYTES / R_SUBTILE * R_SUBTILE_STRIDE;
   static constexpr int v = k + (IN_SHARED ? GROUPS * TILE_BYTES : 0);
   static constexpr int stats = v + (IN_SHARED ? GROUPS * TILE_BYTES : 0);  // of a stage: lse, delta, low, high, [4][64]
   static constexpr int common_bounds = stats + STAGES * STATS_BYTES;       // of a stage: its largest low, smallest high
   static constexpr int barriers = common_bounds + STAGES * 8;
-  static constexpr int BARRIERS = 3 * (STAGES + R_STAGES), SHARED_BYTES = barriers + BARRIERS * 8;
+  static constexpr int BARRIERS = 3 * (STAGES + R_STAGES + (COMPACT ? 2 : 0));
+  static constexpr int SHARED_BYTES = barriers + BARRIERS * 8;
   static_assert(SHARED_BYTES <= MAX_SHARED && (q_position | q_content | dout | r | k | v) % SWIZZLE_PERIOD == 0);
 };
 
@@ -115,8 +120,13 @@ template <class T>
 using Queries128 = QueriesShape<T, 128, 1, 2, 1, 4, true>;
 template <class T>
 using Keys64 = KeysShape<T, 64, 2, 3, 4, false>;
+#ifdef TXL_TWO_WARPGROUPS  // no device has timed these
+template <class T>
+using Keys128 = KeysShape<T, 128, 2, 2, 4, true, false, true>;
+#else
 template <class T>
 using Keys128 = KeysShape<T, 128, 1, 2, 3, true>;
+#endif
 
 // With position queries.
 template <class T>

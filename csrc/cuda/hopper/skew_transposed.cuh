@@ -30,8 +30,8 @@ class SkewTransposed {
     load_offset_ = within(row, 2 * pair) + static_cast<uint32_t>(buffers + EIGHT_KEYS * 2 * warp);
   }
 
-  // Stores scores less the lse of this thread's two queries. unskewed: the product with the tile below, then above.
-  TXL_DEVICE void store(const float (&unskewed)[64], const float (&lse)[2], int step) const {
+  // Stores scores less the lse of this thread's two queries. below, above: the products with these tiles.
+  TXL_DEVICE void store(const float* below, const float* above, const float (&lse)[2], int step) const {
     const uint32_t buffer = buffer_of(step);
     TXL_UNROLL
     for (int e = 0; e < 2; ++e) {
@@ -42,8 +42,8 @@ class SkewTransposed {
         const uint32_t address =
             memory_ + (octet | (store_offset_[e] | buffer));  // plant: transposed-skew-base-address
         const int n = 4 * -diagonal + e, m = 4 * (1 - diagonal) + 2 + e;
-        if (diagonal <= 0) store_shared(address, (is_above ? unskewed[32 + n] : unskewed[n]) - lse[0]);
-        if (diagonal >= -6) store_shared<EIGHT_QUERIES>(address, (is_above ? unskewed[32 + m] : unskewed[m]) - lse[1]);
+        if (diagonal <= 0) store_shared(address, (is_above ? above[n] : below[n]) - lse[0]);
+        if (diagonal >= -6) store_shared<EIGHT_QUERIES>(address, (is_above ? above[m] : below[m]) - lse[1]);
       }
     }
   }
