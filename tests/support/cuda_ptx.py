@@ -38,18 +38,19 @@ def compile_ptx(
 
 
 @functools.cache
-def compiled_ptx(architecture: str) -> list[str]:
-    """Return nvcc's PTX of the kernels of every dtype."""
+def compiled_ptx(architecture: str, variant: str | None = None) -> list[str]:
+    """Return nvcc's PTX of the kernels of every dtype. variant: see `cuda_emulation.build`."""
     patterns = ("decode/decode_[bf]*.cu", "hopper/*_*f16.cu")[: 2 if architecture == "sm_90a" else 1]
-    made = once(f"ptx_{architecture}", [CSRC], patterns, "nvcc",
-                lambda folder: compile_ptx(folder, architecture, CSRC, patterns))  # fmt: skip
+    options = (f"-D{variant}",) if variant else ()
+    made = once("_".join(["ptx", architecture, *options]), [CSRC], (patterns, options), "nvcc",
+                lambda folder: compile_ptx(folder, architecture, CSRC, patterns, options))  # fmt: skip
     return [path.read_text() for path in sorted(made.glob("*.ptx"))]
 
 
 @functools.cache
-def ptx_module() -> "PtxModule":
+def ptx_module(variant: str | None = None) -> "PtxModule":
     """Return the module of this process."""
-    return PtxModule()
+    return PtxModule(variant)
 
 
 class PtxModule:
@@ -61,8 +62,8 @@ class PtxModule:
         first: warpgroups in the order in which they proceed, see ptx.block.Launch.
     """
 
-    def __init__(self) -> None:
-        self._module = build(HERE / "ptx_launch")
+    def __init__(self, variant: str | None = None) -> None:
+        self._module = build(HERE / "ptx_launch", variant)
         self._callback = _CALLBACK(self._launch)  # kept alive
         address = ctypes.c_void_p.in_dll(ctypes.CDLL(self._module.__file__), "txl_launch_elsewhere")
         address.value = ctypes.cast(self._callback, ctypes.c_void_p).value

@@ -24,7 +24,8 @@ def instruction(*names: str, kind: str = "plain") -> Callable[[Bind], Bind]:
 
     kind: "plain", or how the instruction affects the schedule: "branch", "exit", "wait" (the
     executable returns the threads that continue), "barrier" (it returns the barrier's number, the
-    number of threads or None, and whether the threads wait).
+    number of threads or None, and whether the threads wait), "warp barrier", or "warpgroup" (four
+    warps execute it together, though each may come in its own time).
     """
 
     def register(bind: Bind) -> Bind:

@@ -5,6 +5,7 @@ import functools
 import numpy as np
 
 WARP = 32
+GROUP = 4 * WARP  # threads of a warpgroup
 
 
 class Lanes:
@@ -14,7 +15,7 @@ class Lanes:
         ids: thread indices, ascending. n: number of threads.
         at: index that selects their entries in an array over the block's threads.
         warp: warp of each thread. warps: warps with a thread in the set. whole: whether all of
-            these have all their threads in it.
+            these have all their threads in it. whole_groups: the same of warpgroups.
     """
 
     def __init__(self, mask: np.ndarray) -> None:
@@ -26,6 +27,7 @@ class Lanes:
         self.warp = self.ids // WARP
         self.warps = np.unique(self.warp)
         self.whole = self.n == WARP * len(self.warps)
+        self.whole_groups = self.n == GROUP * len(np.unique(self.ids // GROUP))
 
 
 @functools.lru_cache(4096)

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptx.faults import Fault
-from ptx.lanes import WARP, Lanes, lanes_of
+from ptx.lanes import GROUP, WARP, Lanes, lanes_of
 
 if TYPE_CHECKING:
     from ptx.block import Block
     from ptx.decode import Decoded
 
 STEPS = 20_000_000
-GROUP = 128  # threads of a warpgroup
 
 
 @dataclass
@@ -42,7 +41,8 @@ class Schedule:
         ready, parked: threads that can continue, and threads that wait at mbarriers.
         groups: masks of warpgroups, in the order in which they run as far as they can.
         waiting: threads at barriers of the block, by barrier number.
-        parts: threads that wait for the rest of their warp, at a barrier of the warp.
+        parts: threads that wait for the rest of their warp, at a barrier of the warp, or of their
+            warpgroup, at an instruction of four warps.
     """
 
     def __init__(self, block: "Block") -> None:
@@ -103,7 +103,8 @@ class Schedule:
             if counts is not None:
                 counts.issued(pc, lanes)
             active = self._active(now, lanes)
-            if active.n and now.kind == "warp barrier" and active is lanes and lanes.whole and pc not in self.parts:
+            is_whole = lanes.whole if now.kind == "warp barrier" else now.kind == "warpgroup" and lanes.whole_groups
+            if active.n and active is lanes and is_whole and pc not in self.parts:
                 now.run(block, active)
             elif active.n and now.kind != "plain":
                 stays = self._control(pc, now, lanes, active)
@@ -147,17 +148,18 @@ class Schedule:
                 return pc + 1
             self.parked[pc] = self.parked.get(pc, False) | (active.mask & ~done)
             self._add(pc + 1, done)
-        elif now.kind == "warp barrier":
-            self._meet_in_warps(pc, now, active)
+        elif now.kind in ("warp barrier", "warpgroup"):
+            self._gather(pc, now, active, WARP if now.kind == "warp barrier" else GROUP)
         else:
             self._arrive(pc, active, *now.run(self.block, active))
         self._add(pc + 1, others)
         return None
 
-    def _meet_in_warps(self, pc: int, now: "Decoded", active: Lanes) -> None:
-        """Let the warps whose threads have all arrived at a barrier of the warp continue."""
+    def _gather(self, pc: int, now: "Decoded", active: Lanes, size: int) -> None:
+        """Let the warps or warpgroups (of `size` threads) continue whose threads have all arrived
+        at an instruction that they execute together."""
         arrived = self.parts.pop(pc, np.zeros_like(active.mask)) | active.mask
-        whole = np.repeat(arrived.reshape(-1, WARP).all(1), WARP)
+        whole = np.repeat(arrived.reshape(-1, size).all(1), size)
         if whole.any():
             now.run(self.block, lanes_of(whole))
         self._add(pc + 1, whole)
@@ -183,6 +185,8 @@ class Schedule:
     def _why_stuck(self) -> str:
         if self.parked:
             return "threads wait for ever at an mbarrier"
+        if any(self.code[pc].kind == "warpgroup" for pc in self.parts):
+            return "an instruction of four warps, by fewer threads"
         if self.parts:
             return "threads wait at a barrier of their warp, the rest of which does not come"
         return "threads wait at a barrier that others " + ("have ended before" if self.ended.any() else "do not reach")

@@ -19,7 +19,7 @@ inline int64_t dr_floats(const BackwardProblem& x) { return x.tables * x.H * (DR
 // Returns the number of floats of a call's workspace, and points `x` to its parts.
 template <class Q, class K>
 int64_t lay_out_workspace(BackwardProblem& x, float* workspace) {
-  static_assert(Q::QUERIES <= DR_MARGIN && Q::GROUPS <= TABLES_OF_SLOT);
+  static_assert(Q::QUERIES <= DR_MARGIN && Q::QUERY_GROUPS <= TABLES_OF_SLOT);
   const int64_t heads = x.B * x.H;
   int64_t floats = 0;
   const auto allocate = [&](int64_t count) {
@@ -28,7 +28,7 @@ int64_t lay_out_workspace(BackwardProblem& x, float* workspace) {
     return at;
   };
   x.rows = blocks_of(x.L, Q::QUERIES) * Q::QUERIES;
-  x.q_parts = x.rows / Q::QUERIES * x.parts * Q::GROUPS * WARPGROUP_WARPS;
+  x.q_parts = x.rows / Q::QUERIES * x.parts * Q::QUERY_GROUPS * WARPGROUP_WARPS;
   x.k_parts = key_blocks<Q, K>(x) * K::GROUPS * WARPGROUP_WARPS;
   const int64_t position_columns = x.has_q_pos ? NARROW : x.D;
   x.q_content = allocate(heads * x.rows * x.D / 2), x.q_position = allocate(heads * x.rows * position_columns / 2);
@@ -76,7 +76,7 @@ BackwardProblem make_backward_problem(const Problem& p, const Gradients& gradien
     x.q_position_rows = map_narrow_rows(p, padded(x.q_position, NARROW), p.B, x.rows, NARROW);
   } else {
     x.q_position_rows = map_rows(p, padded(x.q_position, p.D), p.B, p.H, x.rows);
-    x.dr_rows = map_sums(p, x.dr, x.slots ? x.slots * Q::GROUPS : 1, DR_MARGIN + p.T, Q::DR_ROWS);
+    x.dr_rows = map_sums(p, x.dr, x.slots ? x.slots * Q::QUERY_GROUPS : 1, DR_MARGIN + p.T, Q::DR_ROWS);
   }
   return x;
 }

@@ -21,7 +21,7 @@ struct ForwardShape {
   static constexpr int V_STAGES = STAGES;
   static constexpr int R_STAGES = R_STAGES_;  // the last warpgroup uses a tile of r GROUPS - 1 steps after the first
   static constexpr bool INTERLEAVED = INTERLEAVED_, HAS_Q_POS = HAS_Q_POS_;
-  static constexpr int THREADS = (GROUPS + 1) * WARPGROUP, QUERIES = GROUPS * SIDE;
+  static constexpr int THREADS = (GROUPS + 1) * WARPGROUP, QUERY_GROUPS = GROUPS, QUERIES = QUERY_GROUPS * SIDE;
   // Of a thread.
   static constexpr int CONSUMER_REGISTERS = GROUPS == 3 ? 160 : 240, PRODUCER_REGISTERS = GROUPS == 3 ? 32 : 24;
   static constexpr int TILE_BYTES = WIDTH / SIDE * SUBTILE_BYTES;             // of 64 rows
@@ -50,7 +50,7 @@ struct QueriesShape {
   // An A operand (q + w)^T is in registers, and gives dr transposed, [D, distances]; else dr is G^T (q + w). Each has
   // an epilogue of its own: dr_transposed.cuh, dr_in_halves.cuh; with HAS_Q_POS, dr_narrow.cuh.
   static constexpr bool DR_TRANSPOSED = !IN_SHARED && !HAS_Q_POS;
-  static constexpr int THREADS = (GROUPS + 1) * WARPGROUP, QUERIES = GROUPS * SIDE;
+  static constexpr int THREADS = (GROUPS + 1) * WARPGROUP, QUERY_GROUPS = GROUPS, QUERIES = QUERY_GROUPS * SIDE;
   static constexpr int CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 24;  // where there are two consumer warpgroups
   static constexpr int TILE_BYTES = WIDTH / SIDE * SUBTILE_BYTES;
   static constexpr int R_TILE_BYTES = HAS_Q_POS ? NARROW_BYTES : TILE_BYTES;
@@ -72,17 +72,45 @@ struct QueriesShape {
   static_assert(SHARED_BYTES <= MAX_SHARED && (k | v | r | q_position | q_content | dout | dr) % SWIZZLE_PERIOD == 0);
 };
 
+// Backward, dq and dr at width 128, by two consumer warpgroups with the same 64 queries (backward_queries_halves.cuh).
+// q + u and dout are in registers, q + w in shared memory.
+template <class T_, int WIDTH_, int GROUPS_, int STAGES_, int V_STAGES_, int R_STAGES_>
+struct QueriesHalvesShape {
+  using T = T_;
+  static constexpr int WIDTH = WIDTH_, GROUPS = GROUPS_;
+  static constexpr int STAGES = STAGES_, V_STAGES = V_STAGES_;  // of tiles of k, of v
+  static constexpr int R_STAGES = R_STAGES_;                    // a tile of r is used again two tiles of keys later
+  static constexpr bool IN_SHARED = false, HAS_Q_POS = false, DR_TRANSPOSED = false;
+  static constexpr int THREADS = (GROUPS + 1) * WARPGROUP, QUERY_GROUPS = 1, QUERIES = SIDE;
+  static constexpr int CONSUMER_REGISTERS = 240, PRODUCER_REGISTERS = 24;
+  static constexpr int TILE_BYTES = WIDTH / SIDE * SUBTILE_BYTES, R_TILE_BYTES = TILE_BYTES;
+  static constexpr int DR_ROWS = 16, DR_BOX = DR_ROWS * ROW_BYTES;  // rows, bytes
+  static_assert(WIDTH == 2 * SIDE && GROUPS == 2 && R_STAGES > 3);
+
+  // Bytes from the start of shared memory. ds: dS by distance, two tiles, then dS by key.
+  static constexpr int ds = 0, ds_by_key = ds + 2 * SUBTILE_BYTES, skew = ds_by_key + SUBTILE_BYTES;
+  static constexpr int k = skew + WARPGROUP_WARPS * Skew::BYTES, v = k + STAGES * TILE_BYTES;
+  static constexpr int r = v + V_STAGES * TILE_BYTES, q_position = r + R_STAGES * R_TILE_BYTES;
+  static constexpr int q_content = q_position, dout = q_position;  // in registers
+  static constexpr int dr = q_position + TILE_BYTES;
+  static constexpr int barriers = dr + GROUPS * WARPGROUP_WARPS * 2 * DR_BOX;
+  static constexpr int BARRIERS = 3 * (STAGES + V_STAGES + R_STAGES);
+  static constexpr int key_bounds = barriers + BARRIERS * 8, SHARED_BYTES = key_bounds + QUERIES * 8;
+  static_assert(SHARED_BYTES <= MAX_SHARED && (k | v | r | q_position | dr) % SWIZZLE_PERIOD == 0);
+};
+
 // Backward, dk and dv: a block of GROUPS consumer warpgroups of 64 keys each, and a producer warpgroup. IN_SHARED: k
-// and v are in shared memory, else in registers. COMPACT: q + w and dout have one stage each and pipelines of their
-// own, and the skew has one buffer a warpgroup, which makes room for a second warpgroup at width 128.
-template <class T_, int WIDTH_, int GROUPS_, int STAGES_, int R_STAGES_, bool IN_SHARED_, bool HAS_Q_POS_ = false,
-          bool COMPACT_ = false>
+// and v are in shared memory, else in registers.
+template <class T_, int WIDTH_, int GROUPS_, int STAGES_, int R_STAGES_, bool IN_SHARED_, bool HAS_Q_POS_ = false>
 struct KeysShape {
   using T = T_;
   static constexpr int WIDTH = WIDTH_, GROUPS = GROUPS_;
   static constexpr int STAGES = STAGES_;  // of tiles of queries: q + w, q + u, dout and statistics
   static constexpr int R_STAGES = R_STAGES_;
-  static constexpr bool IN_SHARED = IN_SHARED_, HAS_Q_POS = HAS_Q_POS_, COMPACT = COMPACT_;
+  static constexpr bool IN_SHARED = IN_SHARED_, HAS_Q_POS = HAS_Q_POS_;
+  // Room for two warpgroups at width 128: q + w and dout have one stage each and pipelines of their own, and the skew
+  // has one buffer a warpgroup.
+  static constexpr bool COMPACT = WIDTH > SIDE && GROUPS > 1 && !HAS_Q_POS;
   static constexpr int ONE_OR_STAGES = COMPACT ? 1 : STAGES;  // of q + w, and of dout
   static constexpr int THREADS = (GROUPS + 1) * WARPGROUP;
   static constexpr int CONSUMER_REGISTERS = 232, PRODUCER_REGISTERS = 40;  // where there are two consumer warpgroups
@@ -116,17 +144,19 @@ template <class T>
 using Forward128 = ForwardShape<T, 128, 2, 2, 4, true>;
 template <class T>
 using Queries64 = QueriesShape<T, 64, 2, 3, 3, 5, false>;
+#ifdef TXL_TWO_WARPGROUPS  // no device has timed these
+template <class T>
+using Queries128 = QueriesHalvesShape<T, 128, 2, 2, 1, 4>;
+template <class T>
+using Keys128 = KeysShape<T, 128, 2, 2, 4, true>;
+#else
 template <class T>
 using Queries128 = QueriesShape<T, 128, 1, 2, 1, 4, true>;
 template <class T>
-using Keys64 = KeysShape<T, 64, 2, 3, 4, false>;
-#ifdef TXL_TWO_WARPGROUPS  // no device has timed these
-template <class T>
-using Keys128 = KeysShape<T, 128, 2, 2, 4, true, false, true>;
-#else
-template <class T>
 using Keys128 = KeysShape<T, 128, 1, 2, 3, true>;
 #endif
+template <class T>
+using Keys64 = KeysShape<T, 64, 2, 3, 4, false>;
 
 // With position queries.
 template <class T>

@@ -22,7 +22,7 @@ struct DrRows {
   int table, first;  // the number of its table, the first row of the tile of distances that is whole after tile 0
   template <class S>
   TXL_DEVICE static DrRows of(const BackwardProblem& p, const QueryBlock<S>& block, int warpgroup) {
-    const int table = p.slots ? block_x() * S::GROUPS + warpgroup : 0;
+    const int table = p.slots ? block_x() * S::QUERY_GROUPS + warpgroup : 0;
     return {table, static_cast<int>(p.zero_row) + block.distance(-1 - warpgroup)};  // plant: rows-of-dr
   }
   // The row, in the table, of the first distance of the tile that is whole after tile t.

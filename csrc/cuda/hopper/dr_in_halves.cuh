@@ -1,17 +1,17 @@
-// The epilogue of dr at width 128: each warp's 16 rows leave for themselves, in two halves of 64 columns, one in this
-// step of the main loop and one in the next.
+// The epilogue of dr at width 128: each warp's 16 rows leave for themselves, 64 columns at a time.
 #pragma once
 #include "dr_epilogue.cuh"
 
 namespace txl_cuda {
 
-// The accumulator is dr, [64 distances, 128 columns]. A warp has two boxes [16 distances, 32 columns] in shared memory,
-// and its first lane starts their reductions. No barrier of the warpgroup is needed.
+// A warp's two boxes [16 distances, 32 columns] in shared memory, whose reductions its first lane starts. No barrier of
+// the warpgroup is needed.
 template <class S>
-class DrInHalves {
+class DrBoxes {
  public:
-  TXL_DEVICE DrInHalves(const BackwardProblem& p, const QueryBlock<S>& block, int warpgroup, int warp)
-      : warpgroup_(warpgroup), warp_(warp) {
+  // number: of the warp in the block; warpgroup: of those with different queries.
+  TXL_DEVICE DrBoxes(const BackwardProblem& p, const QueryBlock<S>& block, int warpgroup, int warp, int number)
+      : number_(number), warp_(warp) {
     const int row = accumulator_row(warp), column = accumulator_column();
     rows_ = DrRows::of<S>(p, block, warpgroup);
     // dr[8 k + column + e] of row + 8 h: 16 bytes' chunk 2 (k % 4) + column / 4 of a row of 128 bytes, swizzled.
@@ -20,35 +20,16 @@ class DrInHalves {
     address_ = block.address(boxes()) + static_cast<uint32_t>(x * ROW_BYTES + chunk * 16 + column % 4 * 4);
   }
 
-  TXL_DEVICE void flush(const BackwardProblem& p, const QueryBlock<S>& block, const float (&dr)[S::WIDTH / 2],
-                        int t) const {
-    add_half<1>(p, block, dr, t);
-  }
-  TXL_DEVICE void acquire() const {}
-  TXL_DEVICE void store(const float (&)[S::WIDTH / 2]) const {}
-  TXL_DEVICE void start(const BackwardProblem& p, const QueryBlock<S>& block, const float (&dr)[S::WIDTH / 2],
-                        int t) const {
-    add_half<0>(p, block, dr, t);
-  }
-  TXL_DEVICE void drain() const {
-    if (thread() % WARP == 0) tma_store_wait();
-  }
-
- private:
-  // Byte of the warp's boxes in shared memory.
-  TXL_DEVICE int boxes() const { return S::dr + (warpgroup_ * WARPGROUP_WARPS + warp_) * 2 * S::DR_BOX; }
-  // Stores this warp's rows and columns 64 HALF .. + 63 once the half before has been read, and starts their
-  // reductions.
-  template <int HALF>
-  TXL_DEVICE void add_half(const BackwardProblem& p, const QueryBlock<S>& block, const float (&dr)[S::WIDTH / 2],
-                           int t) const {
+  // Stores this warp's rows of dr and columns `column` .. + 63 once what the boxes held has been read, and starts their
+  // reductions. dr: of these columns, 32 elements of an accumulator; that of tile t.
+  TXL_DEVICE void add(const BackwardProblem& p, const QueryBlock<S>& block, const float* dr, int column, int t) const {
     if (!p.dr) return;
     const bool starts = thread() % WARP == 0, is_odd = thread() / 4 % 2;
     if (starts) tma_store_wait();  // plant: dr-half-wait
     sync_warp();
     unroll<16>([&](auto number) {
       constexpr int n = decltype(number)::value, k = n / 2, h = n % 2;
-      constexpr int even = 4 * (8 * HALF + k) + 2 * h, odd = 4 * (8 * HALF + (k ^ 2)) + 2 * h;
+      constexpr int even = 4 * k + 2 * h, odd = 4 * (k ^ 2) + 2 * h;
       store_shared_pair<k / 4 * S::DR_BOX + 8 * h * ROW_BYTES>(address_ ^ (k % 4 * 32), is_odd ? dr[odd] : dr[even],
                                                                is_odd ? dr[odd + 1] : dr[even + 1]);
     });
@@ -57,14 +38,45 @@ class DrInHalves {
     if (!starts) return;
     const int row = rows_.row(t) + warp_ * S::DR_ROWS;
     for (int n = 0; n < 2; ++n)
-      tma_reduce_add_box(p.dr_rows, block.shared + boxes() + n * S::DR_BOX, HALF * SIDE + n * 32, row, block.h,
+      tma_reduce_add_box(p.dr_rows, block.shared + boxes() + n * S::DR_BOX, column + n * 32, row, block.h,
                          rows_.table);
     tma_store_arrive();
   }
+  TXL_DEVICE void drain() const {
+    if (thread() % WARP == 0) tma_store_wait();
+  }
 
-  int warpgroup_, warp_;
+ private:
+  // Byte of the warp's boxes in shared memory.
+  TXL_DEVICE int boxes() const { return S::dr + number_ * 2 * S::DR_BOX; }
+
+  int number_, warp_;
   DrRows rows_;
   uint32_t address_;  // of this thread's first elements
+};
+
+// The accumulator is dr, [64 distances, 128 columns], which leaves in two halves: one in this step of the main loop and
+// one in the next.
+template <class S>
+class DrInHalves {
+ public:
+  TXL_DEVICE DrInHalves(const BackwardProblem& p, const QueryBlock<S>& block, int warpgroup, int warp)
+      : boxes_(p, block, warpgroup, warp, warpgroup * WARPGROUP_WARPS + warp) {}
+
+  TXL_DEVICE void flush(const BackwardProblem& p, const QueryBlock<S>& block, const float (&dr)[S::WIDTH / 2],
+                        int t) const {
+    boxes_.add(p, block, dr + S::WIDTH / 4, SIDE, t);
+  }
+  TXL_DEVICE void acquire() const {}
+  TXL_DEVICE void store(const float (&)[S::WIDTH / 2]) const {}
+  TXL_DEVICE void start(const BackwardProblem& p, const QueryBlock<S>& block, const float (&dr)[S::WIDTH / 2],
+                        int t) const {
+    boxes_.add(p, block, dr, 0, t);
+  }
+  TXL_DEVICE void drain() const { boxes_.drain(); }
+
+ private:
+  DrBoxes<S> boxes_;
 };
 
 }  // namespace txl_cuda

@@ -49,9 +49,11 @@ TXL_DEVICE constexpr uint64_t advance_k(int n) {
 
 // clang-format off
 #define TXL_8(d, n) "+f"(d[n]), "+f"(d[n+1]), "+f"(d[n+2]), "+f"(d[n+3]), "+f"(d[n+4]), "+f"(d[n+5]), "+f"(d[n+6]), "+f"(d[n+7])
+#define TXL_16(d) TXL_8(d, 0), TXL_8(d, 8)
 #define TXL_32(d) TXL_8(d, 0), TXL_8(d, 8), TXL_8(d, 16), TXL_8(d, 24)
 #define TXL_64(d) TXL_32(d), TXL_8(d, 32), TXL_8(d, 40), TXL_8(d, 48), TXL_8(d, 56)
 #define TXL_FIRST_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define TXL_FIRST_16 TXL_FIRST_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define TXL_FIRST_32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define TXL_NEXT_32 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
@@ -64,6 +66,11 @@ TXL_DEVICE constexpr uint64_t advance_k(int n) {
 
 // For one type of element: A in four registers (RS) or by its descriptor (SS), B by its descriptor.
 #define TXL_PRODUCTS(Element, T) \
+  template <Major B> \
+  TXL_DEVICE void wgmma(Element, float (&d)[16], const uint32_t* a, uint64_t b, int scale_d) { \
+    asm volatile(TXL_WGMMA(T, "32", TXL_FIRST_16, "{%16, %17, %18, %19}", "%20", "%21", "%22") \
+                 : TXL_16(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(scale_d), "n"(B == Major::MN)); \
+  } \
   template <Major B> \
   TXL_DEVICE void wgmma(Element, float (&d)[32], const uint32_t* a, uint64_t b, int scale_d) { \
     asm volatile(TXL_WGMMA(T, "64", TXL_FIRST_32, "{%32, %33, %34, %35}", "%36", "%37", "%38") \
@@ -78,6 +85,11 @@ TXL_DEVICE constexpr uint64_t advance_k(int n) {
   TXL_DEVICE void wgmma(Element, float (&d)[8], uint64_t a, uint64_t b, int scale_d) { \
     asm volatile(TXL_WGMMA(T, "16", TXL_FIRST_8, "%8", "%9", "%10", "%11, %12") \
                  : TXL_8(d, 0) : "l"(a), "l"(b), "r"(scale_d), "n"(A == Major::MN), "n"(B == Major::MN)); \
+  } \
+  template <Major A, Major B> \
+  TXL_DEVICE void wgmma(Element, float (&d)[16], uint64_t a, uint64_t b, int scale_d) { \
+    asm volatile(TXL_WGMMA(T, "32", TXL_FIRST_16, "%16", "%17", "%18", "%19, %20") \
+                 : TXL_16(d) : "l"(a), "l"(b), "r"(scale_d), "n"(A == Major::MN), "n"(B == Major::MN)); \
   } \
   template <Major A, Major B> \
   TXL_DEVICE void wgmma(Element, float (&d)[32], uint64_t a, uint64_t b, int scale_d) { \

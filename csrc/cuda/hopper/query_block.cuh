@@ -63,11 +63,11 @@ struct QueryBlock {
   // The tiles of r that the block loads. With position queries those of distances within the table, one before and two
   // after.
   TXL_DEVICE TileRange tiles_of_r() const {
-    if constexpr (!S::HAS_Q_POS) return {-S::GROUPS, tiles + 1};
+    if constexpr (!S::HAS_Q_POS) return {-S::QUERY_GROUPS, tiles + 1};
     const int row = static_cast<int>(p.zero_row) + distance(0);  // of tile 0; tile j begins 64 j rows before
     const int begin = floor_tiles(row - static_cast<int>(p.T));
     const int end = floor_tiles(row + SIDE - 1) + 3;  // plant: tiles-of-the-table
-    const TileRange range = {begin > -S::GROUPS ? begin : -S::GROUPS, end <= tiles ? end : tiles + 1};
+    const TileRange range = {begin > -S::QUERY_GROUPS ? begin : -S::QUERY_GROUPS, end <= tiles ? end : tiles + 1};
     return range.begin < range.end && p.T ? range : TileRange{tiles, tiles};
   }
   // The tiles of keys of `range` that have position scores for a warpgroup, for which it uses tiles of r from
@@ -121,7 +121,7 @@ struct RTileCursor {
   }
 };
 
-// The producer: loads all tiles in the order in which they are used. Those of r begin GROUPS before the first of k. By
+// The producer: loads all tiles in the order in which they are used. Those of r begin QUERY_GROUPS before the first of k. By
 // one thread.
 template <class S>
 TXL_DEVICE void load_tiles(const QueryBlock<S>& block) {
@@ -144,7 +144,7 @@ TXL_DEVICE void load_tiles(const QueryBlock<S>& block) {
   const TileRange r_tiles = block.tiles_of_r();
   const auto is_loaded = [&](int j) { return !S::HAS_Q_POS || (j >= r_tiles.begin && j < r_tiles.end); };
   TXL_ROLLED
-  for (int j = -S::GROUPS; j <= 0; ++j)  // plant: first-tiles-of-r
+  for (int j = -S::QUERY_GROUPS; j <= 0; ++j)  // plant: first-tiles-of-r
     if (is_loaded(j)) load_r(j);
   TXL_ROLLED
   for (int t = 0; t < block.tiles; ++t) {

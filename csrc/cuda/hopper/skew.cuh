@@ -60,37 +60,40 @@ class Skew {
  public:
   static constexpr int BYTES = 4 * 16 * 2 * SIDE;
 
-  // ring: the warp's buffer, at a multiple of 8 KB from `memory`; both may be anywhere in shared memory.
-  TXL_DEVICE Skew(uint32_t memory, int ring, int warp) : memory_(memory) {
+  // ring: the warp's buffer, at a multiple of 8 KB from `memory`; both may be anywhere in shared memory. first_octet:
+  // where two warps share a ring, this one's columns of products and keys of tiles begin at 8 first_octet.
+  TXL_DEVICE Skew(uint32_t memory, int ring, int warp, int first_octet = 0) : memory_(memory) {
     const int lane = thread() % WARP, row = lane / 4, pair = lane % 4, row_word = skew_row_word(row);
-    load_address_ = memory + static_cast<uint32_t>(ring + 4 * (row_word + 2 * pair));
+    load_address_ = memory + static_cast<uint32_t>(ring + 4 * (row_word + 2 * pair) + EIGHT_KEYS * first_octet);
     TXL_UNROLL
     for (int e = 0; e < 2; ++e) {
       // The key of an element is 64 (t + 1) + 16 warp + 8 (h - k) + shift, modulo 128; shift: from -7 to 7.
       const int shift = row - 2 * pair - e;  // plant: skew-column
       store_offset_[e] = static_cast<uint32_t>(ring + 4 * (row_word + (shift & 7)));
-      octet_[e] = EIGHT_KEYS * (2 * warp + (shift >> 3));
+      octet_[e] = EIGHT_KEYS * (2 * warp - first_octet + (shift >> 3));
     }
   }
 
-  // Stores the product that comes with tile t.
-  TXL_DEVICE void store(const float (&unskewed)[32], int t) const {
+  // Stores the product that comes with tile t, or the columns of it that this warp has.
+  template <int N>
+  TXL_DEVICE void store(const float (&unskewed)[N], int t) const {
     TXL_UNROLL
     for (int e = 0; e < 2; ++e) {
       TXL_UNROLL
-      for (int diagonal = -7; diagonal <= 1; ++diagonal) {  // h - k
+      for (int diagonal = 1 - N / 4; diagonal <= 1; ++diagonal) {  // h - k
         uint32_t address = store_offset(e, diagonal, t);
         address += memory_;  // plant: skew-base-address
         if (diagonal <= 0) store_shared(address, unskewed[4 * -diagonal + e]);
-        if (diagonal >= -6) store_shared<EIGHT_ROWS>(address, unskewed[4 * (1 - diagonal) + 2 + e]);
+        if (diagonal >= 2 - N / 4) store_shared<EIGHT_ROWS>(address, unskewed[4 * (1 - diagonal) + 2 + e]);
       }
     }
   }
 
   // Loads the scores of tile t, as an accumulator.
-  TXL_DEVICE void load(float (&scores)[32], int t) const {
+  template <int N>
+  TXL_DEVICE void load(float (&scores)[N], int t) const {
     const uint32_t address = load_address_ + TILE_KEYS * static_cast<uint32_t>(t & 1);
-    unroll<16>([&](auto number) {
+    unroll<N / 2>([&](auto number) {
       constexpr int n = 2 * decltype(number)::value;  // 4 k + 2 h
       load_shared_pair<EIGHT_KEYS*(n / 4) + EIGHT_ROWS*(n / 2 % 2)>(address, scores[n], scores[n + 1]);
     });

@@ -17,8 +17,10 @@ namespace txl_cuda {
 
 class Unskew {
  public:
-  // ring: the warpgroup's two tiles, at a multiple of 16 KB from `memory`, which is at a multiple of 1 KB.
-  TXL_DEVICE Unskew(uint32_t memory, int ring, int warp) : memory_(memory), octet_(spread(2 * warp) | CARRY) {
+  // ring: the warpgroup's two tiles, at a multiple of 16 KB from `memory`, which is at a multiple of 1 KB. first_octet:
+  // the warp's keys of a tile begin at 8 first_octet.
+  TXL_DEVICE Unskew(uint32_t memory, int ring, int warp, int first_octet = 0)
+      : memory_(memory), octet_(spread(2 * warp - first_octet) | CARRY) {
     const int lane = thread() % WARP, row = lane / 4, pair = lane % 4;
     TXL_UNROLL
     for (int e = 0; e < 2; ++e) {
@@ -28,17 +30,21 @@ class Unskew {
     }
   }
 
-  // Stores dS of a tile, an A operand. slot: number in the ring of the earlier of its two tiles of distances, 0 or 1.
-  TXL_DEVICE void store(const uint32_t (&ds)[16], int slot) const {
+  // Stores dS of a tile, an A operand of all or half of its keys. slot: number in the ring of the earlier of its two
+  // tiles of distances, 0 or 1.
+  template <int WORDS>
+  TXL_DEVICE void store(const uint32_t (&ds)[WORDS], int slot) const {
+    constexpr int OCTETS = WORDS / 2;  // of keys
     TXL_UNROLL
     for (int e = 0; e < 2; ++e) {
       const uint32_t offset = offset_[e] ^ static_cast<uint32_t>(slot) << 13;
       TXL_UNROLL
-      for (int diagonal = -7; diagonal <= 1; ++diagonal) {  // h - k
+      for (int diagonal = 1 - OCTETS; diagonal <= 1; ++diagonal) {  // h - k
         const uint32_t octet = (octet_ + spread(diagonal)) & spread(15);
-        if (diagonal <= 0) store_half<0>(address(octet, offset, e, diagonal == 0), choose(ds, -diagonal, 0, e), e);
-        if (diagonal >= -6)
-          store_half<8 * ROW_BYTES>(address(octet, offset, e, diagonal == 1), choose(ds, 1 - diagonal, 1, e), e);
+        const uint32_t last = OCTETS == 8 ? octet ^ 1 << 13 : (octet_ + spread(diagonal - OCTETS)) & spread(15);
+        if (diagonal <= 0) store_half<0>(address(octet, last, offset, e, diagonal == 0), choose(ds, -diagonal, 0, e), e);
+        if (diagonal >= 2 - OCTETS)
+          store_half<8 * ROW_BYTES>(address(octet, last, offset, e, diagonal == 1), choose(ds, 1 - diagonal, 1, e), e);
       }
     }
   }
@@ -48,14 +54,17 @@ class Unskew {
   static TXL_ANYWHERE constexpr uint32_t spread(int n) {
     return static_cast<uint32_t>((n & 7) << 4 | (n >> 3 & 1) << 13);
   }
-  // The lanes of a store take the same 8 columns. For lanes whose shift is negative, these are the columns of k + 7.
-  TXL_DEVICE uint32_t choose(const uint32_t (&ds)[16], int k, int h, int e) const {
-    return wraps_[e] ? ds[2 * ((k + 7) % 8) + h] : ds[2 * k + h];
+  // The lanes of a store take the same 8 columns. For lanes whose shift is negative, these are the columns of k - 1.
+  template <int WORDS>
+  TXL_DEVICE uint32_t choose(const uint32_t (&ds)[WORDS], int k, int h, int e) const {
+    constexpr int OCTETS = WORDS / 2;
+    return wraps_[e] ? ds[2 * ((k + OCTETS - 1) % OCTETS) + h] : ds[2 * k + h];
   }
-  // What such lanes store with the others' k = 0 is their k = 7, in the other tile of the ring.
-  TXL_DEVICE uint32_t address(uint32_t octet, uint32_t offset, int e, bool is_first) const {
+  // What such lanes store with the others' k = 0 is their last k, in the octet `last`: that of the other tile of the
+  // ring, where they have all keys.
+  TXL_DEVICE uint32_t address(uint32_t octet, uint32_t last, uint32_t offset, int e, bool is_first) const {
     // plant: unskew-wrap
-    return memory_ + (octet ^ (is_first && wraps_[e] ? offset ^ 1 << 13 : offset));
+    return memory_ + ((is_first && wraps_[e] ? last : octet) ^ offset);
   }
   template <int OFFSET>
   static TXL_DEVICE void store_half(uint32_t address, uint32_t pair, int e) {

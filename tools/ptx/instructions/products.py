@@ -9,12 +9,11 @@ import numpy as np
 from ptx.decode import instruction
 from ptx.faults import Fault, NotModelled
 from ptx.instructions.matrices import COLUMN, ROW, fragment, left_factor, numbers
-from ptx.lanes import WARP
+from ptx.lanes import GROUP, WARP
 from ptx.operands import constant, items, raw_reader, spread
 from ptx.parse import Instruction, Operand, Register, Vector
 from ptx.shared_memory import swizzled
 
-GROUP = 4 * WARP
 _SPANS = {0: 16, 1: 128, 2: 64, 3: 32}  # bytes of a swizzled row, by the descriptor's layout field
 
 
@@ -43,17 +42,14 @@ def _products(block: Any) -> Products:
 
 def _groups(lanes: Any) -> list[int]:
     """Return the warpgroups that execute the instruction together."""
-    groups = np.unique(lanes.ids // GROUP)
-    if lanes.n != GROUP * len(groups):
-        raise Fault("an instruction of four warps, by fewer threads")
-    return [int(g) for g in groups]
+    return [int(g) for g in np.unique(lanes.ids // GROUP)]
 
 
 def _threads(group: int) -> slice:
     return slice(group * GROUP, group * GROUP + GROUP)
 
 
-@instruction("wgmma.fence")
+@instruction("wgmma.fence", kind="warpgroup")
 def fence(x: Instruction) -> Any:
     return _fence
 
@@ -64,7 +60,7 @@ def _fence(block: Any, lanes: Any) -> None:
         mask[lanes.at] = False
 
 
-@instruction("wgmma.commit_group")
+@instruction("wgmma.commit_group", kind="warpgroup")
 def commit(x: Instruction) -> Any:
     return _commit
 
@@ -76,7 +72,7 @@ def _commit(block: Any, lanes: Any) -> None:
         products.open[g] = _Products()
 
 
-@instruction("wgmma.wait_group")
+@instruction("wgmma.wait_group", kind="warpgroup")
 def wait(x: Instruction) -> Any:
     left = constant(x.operands[0])
     return lambda block, lanes: _wait(block, lanes, left)
@@ -100,7 +96,7 @@ def _wait(block: Any, lanes: Any, left: int) -> None:
                     del table[slot]
 
 
-@instruction("wgmma.mma_async")
+@instruction("wgmma.mma_async", kind="warpgroup")
 class Multiply:
     """wgmma.mma_async.sync.aligned.m64nNkK.f32.T.T: D = A B (+ D)."""
 
