@@ -9,6 +9,8 @@ EXTRAS ?= test
 # Of the machine with the rented GPU.
 GPU_TRITON ?= 3.6.0
 GPU_PYTHON ?= python3.12
+# Macros of csrc/cuda/hopper/config.cuh whose instances it times against the default.
+VARIANTS ?= TXL_TWO_WARPGROUPS
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -type f)
 PARALLEL := -n auto
@@ -46,7 +48,7 @@ aot: $(VENV)/installed ## compile the GPU kernels without a GPU; compare with to
 
 gpu-kit: gpu-kit/site gpu-kit/triton/triton-key ## what a rented GPU needs for tools/gpu_steps.py, in gpu-kit/; no GPU needed
 	git describe --always --dirty --abbrev=10 --exclude '*' > gpu-kit/commit
-	$(MAKE) gpu-kit/native || echo "no compiled modules"
+	$(MAKE) gpu-kit/native $(VARIANTS:%=gpu-kit/variants/%) || echo "no compiled modules"
 	du -sh gpu-kit/*
 
 # Only pure Python: the device's may be another.
@@ -63,13 +65,21 @@ gpu-kit/triton/triton-key: $(shell find txl_kernels/backends/triton -name '*.py'
 	PYTHONPATH=build/gpu-kit/triton-$(GPU_TRITON):.:tools:benchmarks TRITON_DEFAULT_FP_FUSION=1 TRITON_DISABLE_LINE_INFO=1 \
 		TRITON_STORE_BINARY_ONLY=1 TRITON_CACHE_DIR=$(@D) GPU_PYTHON="$$(command -v $(GPU_PYTHON))" $(BIN)/python tools/gpu_kernels.py fill
 
-# Variants of the CUDA C++ kernels, module and library, go to gpu-kit/variants/NAME.
-gpu-kit/native: $(SOURCES) CMakeLists.txt setup.py
+# gpu-kit/variants/MACRO: with the instances that MACRO chooses in csrc/cuda/hopper/config.cuh, which no device has timed.
+define build_for_gpu
 	rm -rf $@ build/$@
-	TXL_KERNELS_CUDA=on CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=90a-real" $(GPU_PYTHON) -m pip wheel -q --no-deps -w build/$@ .
+	TXL_KERNELS_CUDA=on CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=90a-real $(CUDA_FLAGS)" $(GPU_PYTHON) -m pip wheel -q --no-deps -w build/$@ .
 	$(GPU_PYTHON) -m zipfile -e build/$@/*.whl build/$@/files
 	mkdir -p $@
 	cp build/$@/files/txl_kernels/*.so $@
+endef
+
+gpu-kit/native: $(SOURCES) CMakeLists.txt setup.py
+	$(build_for_gpu)
+
+gpu-kit/variants/%: CUDA_FLAGS = -DCMAKE_CUDA_FLAGS=-D$*
+gpu-kit/variants/%: $(SOURCES) CMakeLists.txt setup.py
+	$(build_for_gpu)
 
 bench: $(VENV)/installed ## every benchmark
 	$(BIN)/pytest benchmarks/ --benchmark-only

@@ -13,6 +13,7 @@ Edit = int | tuple[str, str] | None  # move the line by so many, replace one tok
 
 NARROW = Case("narrow", B=1, H=1, L=150, M=250, D=64, window=180)
 WIDE = Case("wide", B=1, H=1, L=70, M=150, D=128, window=80)
+WIDE_LONG = Case("wide, long", B=1, H=1, L=330, M=64, D=128)
 LONG = Case("long", B=1, H=1, L=330, M=64, D=64)
 NOTHING = Case("nothing", B=1, H=1, L=70, M=10, D=64, intervals="nothing")
 POSITIONS = Case(
@@ -107,6 +108,25 @@ BACKWARD = [
     Hopper("heads-of-queries", ("+ n", "+ 0 * n"), POSITIONS, "values"),
     Hopper("narrow-rows-of-dr", ("+ row_", "+ row_ + 1"), POSITIONS, "values"),
     Hopper("delta-beside-sink", ("share[h] * delta[h]", "delta[h]"), SINKS, "values"),
+]
+# In the instances of width 128 with two consumer warpgroups (TXL_TWO_WARPGROUPS).
+TWO_WARPGROUPS = [
+    Hopper("compact-dv-wait", None, WIDE_LONG, "race"),
+    Hopper("compact-positions-wait", None, WIDE, "waited"),
+    Hopper("compact-skew-reuse", None, WIDE_LONG, "race"),
+    Hopper("compact-skew-barrier", None, WIDE, "race"),
+    Hopper("compact-content-wait", None, WIDE, ""),
+    Hopper("compact-dout-wait", None, WIDE, ""),
+    Hopper("compact-scores-wait", None, WIDE, "waited"),
+    Hopper("halves-operands-fence", None, WIDE, "fence.proxy.async"),
+    Hopper("halves-operands-barrier", None, WIDE, ""),
+    Hopper("halves-skew-barrier", None, WIDE, "race"),
+    Hopper("halves-scores-wait", ("0 : 2", "0 : 3"), WIDE, "waited"),
+    Hopper("halves-distances-wait", ("<0>", "<1>"), WIDE, ""),
+    Hopper("halves-distances-barrier", None, WIDE, "race"),
+    Hopper("halves-distances-fence", None, WIDE, "fence.proxy.async"),
+    Hopper("halves-whole-barrier", None, WIDE, ""),
+    Hopper("halves-next-scores-wait", None, WIDE, "waited"),
 ]
 # In the decode kernels, with what the SIMT emulation prints: shuffles with too few steps, half of
 # the values lost, wrong partners; sinks, rows of r and queries of the wrong head; lanes that

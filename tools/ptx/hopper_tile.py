@@ -1,15 +1,16 @@
 """Cost of one more tile of 64 queries and 64 keys in each Hopper kernel of csrc/cuda, to rank
 variants of them.
 
-    PYTHONPATH=tools:tests/support python -m ptx.hopper_tile
+    PYTHONPATH=tools:tests/support python -m ptx.hopper_tile [MACRO]
 
-nvcc compiles the kernels; their host code is built as in the tests. The costs are differences
+MACRO chooses other instances, for example TXL_TWO_WARPGROUPS (csrc/cuda/hopper/config.cuh). nvcc compiles the kernels; their host code is built as in the tests. The costs are differences
 between two calls that differ by some tiles and nothing else. docs/kernels-hopper.md explains the
 columns.
 """
 
 import contextlib
 import itertools
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from unittest import mock
@@ -88,10 +89,10 @@ def row(name: str, width: int, table: str, groups: int, counts: Counter[str]) ->
 
 
 @contextlib.contextmanager
-def module_of() -> Iterator[PtxModule]:
+def module_of(variant: str | None = None) -> Iterator[PtxModule]:
     """A context with the backend's module, whose launches run nvcc's PTX in the executor."""
-    module = ptx_module()
-    module.use(compiled_ptx("sm_90a"))
+    module = ptx_module(variant)
+    module.use(compiled_ptx("sm_90a", variant))
     pretended = {"_why_not_device": None, "_multiprocessors": 1, "_stream": 0}
     with (
         mock.patch.object(cuda.native, "module", module),
@@ -105,7 +106,7 @@ def module_of() -> Iterator[PtxModule]:
 
 def main() -> None:
     print(HEAD)
-    with module_of() as module:
+    with module_of(*sys.argv[1:2]) as module:
         for table, width in itertools.product(("", "inside", "outside"), WIDTHS):
             for name, counts in per_tile(module, width, table).items():
                 hopper = instance(mangled(module, name))

@@ -173,7 +173,7 @@ TXL_DEVICE void prepare_stats(const KeyBlock<S>& block) {
       store_shared(at, static_cast<uint32_t>(max_low)), store_shared<4>(at, static_cast<uint32_t>(min_high));
     }
     if constexpr (S::COMPACT) {
-      sync_warp();  // plant: compact-stats-barrier
+      sync_warp();
       if (thread() % WARP == 0) barrier_arrive(block.q.prepared(stage));
       prepare_next<S::TILE_BYTES>(block.dout, dout_state, block.address(S::dout), or_of_warp(sees_keys));
     } else {

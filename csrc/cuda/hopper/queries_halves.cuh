@@ -15,6 +15,8 @@ class QueriesHalvesConsumer : private QueriesConsumer<S> {
   TXL_DEVICE QueriesHalvesConsumer(const BackwardProblem& p, const QueryBlock<S>& block)
       : QueriesConsumer<S>(p, block),
         half_(broadcast_first_lane(thread() / WARPGROUP)),
+        ds_by_key_(block.address(S::ds_by_key) +
+                   swizzled_offset(accumulator_row(this->warp_), half_ * KEYS + accumulator_column())),
         skew_(block.address(0), S::skew + this->warp_ * Skew::BYTES, this->warp_, half_ * OCTETS),
         unskew_(block.address(0), S::ds, this->warp_, half_ * OCTETS),
         boxes_(p, block, 0, this->warp_, broadcast_first_lane(thread() / WARP)) {}
@@ -118,11 +120,11 @@ class QueriesHalvesConsumer : private QueriesConsumer<S> {
   // Stores dS of this warpgroup's keys by distance and by key.
   TXL_DEVICE void store_ds(const uint32_t (&ds)[8], int t) const {
     unskew_.store(ds, t & 1);
-    TXL_UNROLL
-    for (int n = 0; n < 8; ++n)
-      store_shared(this->block_.address(S::ds_by_key) +
-                       swizzled_offset(operand_row(n), half_ * KEYS + operand_column(n)),
-                   ds[n]);
+    // Words n = 2 c + h are chunk 4 half + c, of 16 bytes, of row + 8 h; the swizzle is an exclusive or.
+    unroll<8>([&](auto number) {
+      constexpr int n = decltype(number)::value;
+      store_shared<n % 2 * 8 * ROW_BYTES>(ds_by_key_ ^ (n / 2 * 16), ds[n]);
+    });
   }
 
   // The step of queries_consumer.cuh; dq takes dS of both warpgroups, so its product waits for their barrier.
@@ -192,6 +194,7 @@ class QueriesHalvesConsumer : private QueriesConsumer<S> {
   }
 
   int half_;
+  uint32_t ds_by_key_;  // address of this thread's first word of dS
   Skew skew_;
   Unskew unskew_;
   DrBoxes<S> boxes_;
