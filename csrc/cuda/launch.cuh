@@ -3,6 +3,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "launch.h"
 #include "simt.h"
@@ -25,6 +26,19 @@ template <class Kernel>
 void load_kernel(Kernel kernel) {
   cudaFuncAttributes attributes;
   check(cudaFuncGetAttributes(&attributes, kernel));
+}
+
+// Enqueues a kernel that may begin before the one enqueued before it has ended (wait_on_dependent_grids).
+template <class... Parameters>
+void launch_early(void (*kernel)(Parameters...), dim3 grid, int threads, size_t shared, void* stream,
+                  const std::remove_cv_t<Parameters>&... arguments) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid, config.blockDim = dim3(static_cast<unsigned>(threads)), config.dynamicSmemBytes = shared;
+  config.stream = static_cast<cudaStream_t>(stream), config.attrs = &attribute, config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 #else
 inline void check_launch() {}

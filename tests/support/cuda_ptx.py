@@ -13,6 +13,7 @@ from cuda_emulation import CSRC, HERE, build
 from ptx.block import Launch
 from ptx.counts import Counts
 from ptx.decode import Kernel
+from ptx.faults import Fault
 from ptx.global_memory import GlobalMemory
 from ptx.instructions.tensor_copies import TensorMap
 from ptx.parse import kernels, parse
@@ -60,6 +61,7 @@ class PtxModule:
         faults: errors found by the executor; a callback cannot raise.
         counts: the counts of each kernel by name; None not to count.
         first: warpgroups in the order in which they proceed, see ptx.block.Launch.
+        early: parts of the names of kernels that may begin before the one before has ended.
     """
 
     def __init__(self, variant: str | None = None) -> None:
@@ -72,6 +74,8 @@ class PtxModule:
         self.faults: list[BaseException] = []
         self.counts: dict[str, Counts] | None = None
         self.first: tuple[int, ...] = ()
+        self.early: tuple[str, ...] = ()
+        self._before: GlobalMemory | None = None  # of the last launch
 
     def use(self, modules: list[str]) -> None:
         """Execute this PTX in launches from now on."""
@@ -98,9 +102,14 @@ class PtxModule:
             counts = None
             if self.counts is not None:
                 counts = self.counts.setdefault(entry, Counts(self._kernels[entry].program))
-            Launch(
-                self._kernels[entry], data, size3, threads, shared, memory, described, counts, first=self.first
-            ).run()
+            kernel = self._kernels[entry]
+            is_early = any(name in entry for name in self.early)
+            memory.before = self._before if is_early else None
+            Launch(kernel, data, size3, threads, shared, memory, described, counts, first=self.first).run()
+            blocks = {(n - 1) // threads for n in memory.waited - {0}}
+            if is_early and len(blocks) < size3[0] * size3[1] * size3[2]:
+                raise Fault("a block ends without griddepcontrol.wait, so the kernel after it may begin too early")
+            self._before = memory
         except BaseException as error:
             self.faults.append(error)
 

@@ -128,6 +128,11 @@ TWO_WARPGROUPS = [
     Hopper("halves-whole-barrier", None, WIDE, ""),
     Hopper("halves-next-scores-wait", None, WIDE, "waited"),
 ]
+# In kernels that begin while the one before ends (TXL_EARLY_START).
+EARLY_START = [
+    Hopper("early-keys", None, NARROW, "without griddepcontrol.wait"),
+    Hopper("early-finish", None, WIDE, "without griddepcontrol.wait"),
+]
 # In the decode kernels, with what the SIMT emulation prints: shuffles with too few steps, half of
 # the values lost, wrong partners; sinks, rows of r and queries of the wrong head; lanes that
 # shuffle differently; a missed barrier.

@@ -23,10 +23,19 @@ class Span:
 
 class GlobalMemory:
     """Global memory of a launch. Before the launch ends, no other thread may access what a thread
-    wrote."""
+    wrote.
+
+    Attributes:
+        before: the memory of the launch before, where this one may begin before that one has ended:
+            no thread may access what it wrote without having waited (griddepcontrol.wait).
+        waited: the threads that have waited, by their indices in the launch, and 0: reads of TMA,
+            for which the thread that issued them is checked.
+    """
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
+        self.before: GlobalMemory | None = None
+        self.waited: set[int] = {0}
 
     def add(self, tensor: torch.Tensor) -> None:
         """Allow access to a tensor, which the caller must keep alive: to its elements alone if it
@@ -49,6 +58,17 @@ class GlobalMemory:
         self.spans.sort(key=lambda x: x.base)
         self.bases = np.array([x.base for x in self.spans], np.uint64)
 
+    def check_waited(self, address: np.ndarray, width: int, thread: np.ndarray) -> None:
+        """Raise a fault for accesses to what the launch before wrote, by threads that have not
+        waited. thread: indices in the launch, from 1 on."""
+        if self.before is None or self.waited.issuperset(thread.tolist()):
+            return
+        early = address[~np.isin(thread, list(self.waited))].astype(np.int64)
+        for span in self.before.spans:
+            offset = early[(early >= span.base) & (early + width <= span.base + span.size)] - span.base
+            if span.writer[offset[:, None] // CELL + np.arange(-(-width // CELL))].any():
+                raise Fault("race: global memory of the kernel before is accessed without griddepcontrol.wait")
+
     def _located(self, address: np.ndarray, width: int) -> list[tuple[np.ndarray, Span, np.ndarray]]:
         """Return [(indices into address, span, offsets in the span)]."""
         if (address % np.uint64(width)).any():
@@ -65,6 +85,7 @@ class GlobalMemory:
 
     def read(self, address: np.ndarray, width: int, thread: np.ndarray) -> np.ndarray:
         """Read [n, width] bytes; thread: indices in the launch, from 1 on."""
+        self.check_waited(address, width, thread)
         data = np.empty((len(address), width), np.uint8)
         for entries, span, offset in self._located(address, width):
             writer = span.writer[offset[:, None] // CELL + np.arange(-(-width // CELL))]
@@ -77,6 +98,7 @@ class GlobalMemory:
         width = data.shape[1]
         if width % CELL:
             raise NotModelled(f"{width} bytes are written to global memory")
+        self.check_waited(address, width, thread)
         for entries, span, offset in self._located(address, width):
             cells, places = offset[:, None] // CELL + np.arange(width // CELL), offset[:, None] + np.arange(width)
             new = data[entries]

@@ -3,7 +3,8 @@ variants of them.
 
     PYTHONPATH=tools:tests/support python -m ptx.hopper_tile [MACRO]
 
-MACRO chooses other instances, for example TXL_TWO_WARPGROUPS (csrc/cuda/hopper/config.cuh). nvcc compiles the kernels; their host code is built as in the tests. The costs are differences
+MACRO chooses other instances, for example TXL_TWO_WARPGROUPS (csrc/cuda/hopper/config.cuh).
+nvcc compiles the kernels; their host code is built as in the tests. The costs are differences
 between two calls that differ by some tiles and nothing else. docs/kernels-hopper.md explains the
 columns.
 """

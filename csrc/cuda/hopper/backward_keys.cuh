@@ -394,7 +394,7 @@ class KeysConsumer {
       r_.advance();
       r_below_.consumer_release();
       skew_.store(unskewed, unskewed + 32, lse, ++skews_);  // plant: skew-count
-      sync_warpgroup(warpgroup_);            // plant: positions-skew-barrier
+      sync_warpgroup(warpgroup_);                           // plant: positions-skew-barrier
       skew_.load(scores, skews_);
     } else {
       const uint32_t stats = stats_of_columns(n);
@@ -535,8 +535,11 @@ template <class S>
 TXL_HOPPER_KERNEL(S::THREADS)
 void backward_keys_kernel(const TXL_CONSTANT BackwardProblem p) {
   TXL_SHARED_TILES(tiles);
+  if constexpr (EARLY_START) launch_dependent_grids();
   const KeyBlock<S> block(p, tiles);
   if (thread() >= S::GROUPS * WARPGROUP) {
+    // What backward_queries_kernel writes, producers alone read. plant: early-keys
+    if constexpr (EARLY_START) wait_on_dependent_grids();
     if constexpr (S::GROUPS > 1) warpgroup_reg_dealloc<S::PRODUCER_REGISTERS>();
     const int warp = broadcast_first_lane(thread() / WARP) - S::GROUPS * WARPGROUP_WARPS;
     if (warp == 0 && thread() % WARP == 0 && block.steps) {

@@ -5,6 +5,12 @@
 #include "finish.cuh"
 #include "prefill_launch.cuh"
 
+#if defined(TXL_EARLY_START) && defined(__CUDACC__)
+#define TXL_LAUNCH_NEXT launch_early
+#else
+#define TXL_LAUNCH_NEXT TXL_LAUNCH
+#endif
+
 namespace txl_cuda {
 
 inline int64_t blocks_of(int64_t rows, int64_t size) { return (rows + size - 1) / size; }
@@ -103,7 +109,7 @@ void launch_backward(const Problem& p, const Gradients& gradients, void* stream)
   }
   const dim3 key_grid(static_cast<unsigned>(key_blocks<Q, K>(p)), static_cast<unsigned>(p.Hkv),
                       static_cast<unsigned>(p.B));
-  TXL_LAUNCH(keys, key_grid, K::THREADS, K::SHARED_BYTES, stream, call);
+  TXL_LAUNCH_NEXT(keys, key_grid, K::THREADS, K::SHARED_BYTES, stream, call);
   check_launch();
   call.r_blocks = call.dr_out.data ? Finish::blocks(p.T * p.Dr) : 0;
   call.q_blocks = call.dq_parts ? Finish::blocks(p.B * p.L * p.D) : 0;
@@ -112,7 +118,7 @@ void launch_backward(const Problem& p, const Gradients& gradients, void* stream)
       call.r_blocks + call.q_blocks + call.q_pos_blocks + (call.k_sums ? p.D / Finish::COLUMNS : 0);
   if (!finish_blocks) return;
   const dim3 finish_grid(static_cast<unsigned>(finish_blocks), static_cast<unsigned>(p.H), 1);
-  TXL_LAUNCH(finish, finish_grid, THREADS, sizeof(float) * 2 * THREADS, stream, call);
+  TXL_LAUNCH_NEXT(finish, finish_grid, THREADS, sizeof(float) * 2 * THREADS, stream, call);
   check_launch();
 }
 

@@ -9,6 +9,7 @@ template <class S>
 TXL_HOPPER_KERNEL(S::THREADS)
 void backward_queries_kernel(const TXL_CONSTANT BackwardProblem p) {
   TXL_SHARED_TILES(tiles);
+  if constexpr (EARLY_START) launch_dependent_grids();
   int batch_row = block_z(), number = block_x();
   if (p.slots) {
     const int64_t n = p.launch_index * p.slots + block_x(), blocks = p.rows / S::QUERIES;
@@ -23,8 +24,7 @@ void backward_queries_kernel(const TXL_CONSTANT BackwardProblem p) {
     if (warp == 1 && block.tiles) prepare_keys_and_distances(block);
   } else {
     if constexpr (S::GROUPS > 1) warpgroup_reg_alloc<S::CONSUMER_REGISTERS>();
-    using Consumer =
-        std::conditional_t<S::QUERY_GROUPS == S::GROUPS, QueriesConsumer<S>, QueriesHalvesConsumer<S>>;
+    using Consumer = std::conditional_t<S::QUERY_GROUPS == S::GROUPS, QueriesConsumer<S>, QueriesHalvesConsumer<S>>;
     Consumer(p, block).run();
   }
 }

@@ -110,7 +110,7 @@ struct KeysShape {
   static constexpr bool IN_SHARED = IN_SHARED_, HAS_Q_POS = HAS_Q_POS_;
   // Room for two warpgroups at width 128: q + w and dout have one stage each and pipelines of their own, and the skew
   // has one buffer a warpgroup.
-  static constexpr bool COMPACT = WIDTH > SIDE && GROUPS > 1 && !HAS_Q_POS;
+  static constexpr bool COMPACT = (WIDTH > SIDE) && GROUPS > 1 && !HAS_Q_POS;
   static constexpr int ONE_OR_STAGES = COMPACT ? 1 : STAGES;  // of q + w, and of dout
   static constexpr int THREADS = (GROUPS + 1) * WARPGROUP;
   static constexpr int CONSUMER_REGISTERS = 232, PRODUCER_REGISTERS = 40;  // where there are two consumer warpgroups
@@ -135,6 +135,13 @@ struct KeysShape {
   static constexpr int SHARED_BYTES = barriers + BARRIERS * 8;
   static_assert(SHARED_BYTES <= MAX_SHARED && (q_position | q_content | dout | r | k | v) % SWIZZLE_PERIOD == 0);
 };
+
+// Whether backward's kernels begin while the one before ends. No device has timed it.
+#ifdef TXL_EARLY_START
+constexpr bool EARLY_START = true;
+#else
+constexpr bool EARLY_START = false;
+#endif
 
 // The instances, by the width of tiles. Arguments: width, consumer warpgroups, stages of tiles (of k and v, or of
 // queries; QueriesShape has those of v apart), stages of r, and the flag.

@@ -38,8 +38,7 @@ class DrBoxes {
     if (!starts) return;
     const int row = rows_.row(t) + warp_ * S::DR_ROWS;
     for (int n = 0; n < 2; ++n)
-      tma_reduce_add_box(p.dr_rows, block.shared + boxes() + n * S::DR_BOX, column + n * 32, row, block.h,
-                         rows_.table);
+      tma_reduce_add_box(p.dr_rows, block.shared + boxes() + n * S::DR_BOX, column + n * 32, row, block.h, rows_.table);
     tma_store_arrive();
   }
   TXL_DEVICE void drain() const {

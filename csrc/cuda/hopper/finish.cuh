@@ -43,7 +43,8 @@ TXL_DEVICE void finish_dq(const BackwardProblem& p, int64_t block, int h, const 
 template <class T>
 TXL_HOPPER_KERNEL(THREADS)
 void finish_kernel(const TXL_CONSTANT BackwardProblem p) {
-  TXL_SHARED(shared);  // [2][SLICES][COLUMNS]
+  TXL_SHARED(shared);                                    // [2][SLICES][COLUMNS]
+  if constexpr (EARLY_START) wait_on_dependent_grids();  // plant: early-finish
   const int h = block_y(), D = static_cast<int>(p.D), Dr = static_cast<int>(p.Dr);
   int64_t block = block_x();
   if (block < p.r_blocks) {

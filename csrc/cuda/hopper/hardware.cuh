@@ -92,6 +92,11 @@ TXL_DEVICE void prefetch_tma_descriptor(const TensorMap& map) {
 // Makes this thread's earlier writes to shared memory visible to TMA and wgmma.
 TXL_DEVICE void fence_view_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// Programmatic dependent launch, by CUTLASS's names: the kernel after may begin once all blocks have called the first
+// or have ended; the second waits until the kernel before has ended, and its writes are visible.
+TXL_DEVICE void launch_dependent_grids() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+TXL_DEVICE void wait_on_dependent_grids() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 TXL_DEVICE void sync_warp() { __syncwarp(); }
 // Waits at barrier WHICH (1 to 15) until THREADS threads have.
 template <int WHICH, int THREADS>

@@ -1,5 +1,6 @@
-// A consumer warpgroup of backward_queries.cuh: 64 queries and their part of the tiles of keys, as in forward.cuh. Six products a tile. dS of a tile goes to distances (unskew.cuh); a tile of 64 distances, once whole,
-// gives G r to dq and G^T (q + w) to dr, which leaves by one of the epilogues (dr_epilogue.cuh).
+// A consumer warpgroup of backward_queries.cuh: 64 queries and their part of the tiles of keys, as in forward.cuh. Six
+// products a tile. dS of a tile goes to distances (unskew.cuh); a tile of 64 distances, once whole, gives G r to dq and
+// G^T (q + w) to dr, which leaves by one of the epilogues (dr_epilogue.cuh).
 #pragma once
 #include "dr_in_halves.cuh"
 #include "dr_narrow.cuh"

@@ -1,7 +1,7 @@
 // Two consumer warpgroups of backward_queries.cuh with the same 64 queries, at width 128. Of each tile of 64 keys a
 // warpgroup forms dS of 32 keys, and it has 64 of the 128 columns of dq and dr. Position scores and dS of both meet in
-// shared memory: warp w of either has the same 16 queries, so the skew needs a barrier of these two warps, and dS one of
-// all consumers. Products a tile are those of one warpgroup.
+// shared memory: warp w of either has the same 16 queries, so the skew needs a barrier of these two warps, and dS one
+// of all consumers. Products a tile are those of one warpgroup.
 #pragma once
 #include "queries_consumer.cuh"
 
@@ -62,7 +62,9 @@ class QueriesHalvesConsumer : private QueriesConsumer<S> {
   }
 
   // Byte addresses: rows of this warpgroup's keys (or distances) of a stage, and its columns.
-  TXL_DEVICE uint32_t rows_of_half(uint32_t tile) const { return tile + static_cast<uint32_t>(half_ * KEYS * ROW_BYTES); }
+  TXL_DEVICE uint32_t rows_of_half(uint32_t tile) const {
+    return tile + static_cast<uint32_t>(half_ * KEYS * ROW_BYTES);
+  }
   TXL_DEVICE uint32_t columns_of_half(uint32_t tile) const {
     return tile + static_cast<uint32_t>(half_ * SUBTILE_BYTES);
   }
@@ -152,8 +154,8 @@ class QueriesHalvesConsumer : private QueriesConsumer<S> {
     store_ds(ds, t);
     fence_view_async_shared();  // plant: halves-distances-fence
     sync_consumers();           // plant: halves-whole-barrier
-    gemm_ss<T, SIDE, Major::K, Major::MN, ScaleOut::One>(
-        dq, this->block_.address(S::ds_by_key), columns_of_half(this->stage(S::k, this->k_.stage())));
+    gemm_ss<T, SIDE, Major::K, Major::MN, ScaleOut::One>(dq, this->block_.address(S::ds_by_key),
+                                                         columns_of_half(this->stage(S::k, this->k_.stage())));
     if constexpr (!FIRST) boxes_.add(this->p_, this->block_, dr, half_ * SIDE, t - 1);
     warpgroup_wait<1>();  // plant: halves-next-scores-wait
     fence_operand(unskewed);

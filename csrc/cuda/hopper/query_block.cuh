@@ -121,8 +121,8 @@ struct RTileCursor {
   }
 };
 
-// The producer: loads all tiles in the order in which they are used. Those of r begin QUERY_GROUPS before the first of k. By
-// one thread.
+// The producer: loads all tiles in the order in which they are used. Those of r begin QUERY_GROUPS before the first of
+// k. By one thread.
 template <class S>
 TXL_DEVICE void load_tiles(const QueryBlock<S>& block) {
   const PrefillProblem& p = block.p;

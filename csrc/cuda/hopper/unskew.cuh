@@ -42,7 +42,8 @@ class Unskew {
       for (int diagonal = 1 - OCTETS; diagonal <= 1; ++diagonal) {  // h - k
         const uint32_t octet = (octet_ + spread(diagonal)) & spread(15);
         const uint32_t last = OCTETS == 8 ? octet ^ 1 << 13 : (octet_ + spread(diagonal - OCTETS)) & spread(15);
-        if (diagonal <= 0) store_half<0>(address(octet, last, offset, e, diagonal == 0), choose(ds, -diagonal, 0, e), e);
+        if (diagonal <= 0)
+          store_half<0>(address(octet, last, offset, e, diagonal == 0), choose(ds, -diagonal, 0, e), e);
         if (diagonal >= 2 - OCTETS)
           store_half<8 * ROW_BYTES>(address(octet, last, offset, e, diagonal == 1), choose(ds, 1 - diagonal, 1, e), e);
       }

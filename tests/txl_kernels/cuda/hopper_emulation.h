@@ -202,6 +202,8 @@ void named_barrier_sync() {
   barrier->wait();
 }
 inline int opaque(int x) { return x; }
+inline void launch_dependent_grids() {}
+inline void wait_on_dependent_grids() {}
 template <int N>
 void warpgroup_reg_dealloc() {}
 template <int N>

@@ -48,7 +48,13 @@ def fence(x: Instruction) -> Any:
     return lambda block, lanes: None
 
 
-@instruction("setmaxnreg", "nanosleep")
+@instruction("griddepcontrol.wait")
+def wait_on_dependent_grids(x: Instruction) -> Any:
+    """The wait for the end of the kernel enqueued before, beside which this one may begin."""
+    return lambda block, lanes: block.memory.waited.update(block.thread_number[lanes.at].tolist())
+
+
+@instruction("setmaxnreg", "nanosleep", "griddepcontrol.launch_dependents")
 def nothing(x: Instruction) -> Any:
     """Instructions without effect on values and order."""
     return lambda block, lanes: None

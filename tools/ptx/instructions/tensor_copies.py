@@ -158,6 +158,7 @@ def _start(block: Any, given: TensorMap, corner: np.ndarray, to: int, bar: int, 
     inside, address, places = _box(given, corner, to)
     data = np.zeros(places.shape, np.uint8)
     if inside.any():
+        block.memory.check_waited(address, given.item, np.full(len(address), block.thread_number[thread]))
         data[inside] = block.memory.read(address, given.item, np.zeros(len(address), np.int64))
     if block.counts is not None:
         block.counts.unit_copy(data.size)
