@@ -136,9 +136,9 @@ class Accelerated:
 
     def why_not_kernel(self: Any, x: Tensor, dropout_p: float = 0.0) -> str | None:
         """Return the reason why no kernel supports tensors like x and this dropout now, or None."""
-        if torch._C._get_tracing_state() is not None or torch.onnx.is_in_onnx_export():
+        if torch._C._get_tracing_state() is not None:
             return EXPORTED
-        if exporting() and self.setting("export") != "operator":
+        if (exporting() or torch.onnx.is_in_onnx_export()) and self.setting("export") != "operator":
             return EXPORTED
         if dropout_p >= 1:
             return "everything is dropped"
