@@ -102,3 +102,10 @@ def ordinary(*tensors: Tensor | None) -> bool:
         )
         for x in tensors
     )
+
+
+def exporting() -> bool:
+    """Whether torch.export or torch.onnx.export is tracing. The former cannot tell before torch
+    2.7."""
+    is_exporting: Callable[[], bool] | None = getattr(torch.compiler, "is_exporting", None)
+    return torch.onnx.is_in_onnx_export() or (is_exporting is not None and is_exporting())
