@@ -343,7 +343,7 @@ class AttentionLayer(nn.Module, abc.ABC):
                 self._check_chunk(cache)
         elif memory is not None:
             self._check_memory(memory, x)
-        if memory is not None and torch.is_grad_enabled():
+        if memory is not None and torch.is_grad_enabled() and not torch.onnx.is_in_onnx_export():
             memory = self._without_unseen(memory, x, start, end)
         (q, k, v), k_and_v = self._project(x, memory)
         u, w, q_pos, sink = self._terms(x)

@@ -170,7 +170,7 @@ def _cut(call: Call, table: Value) -> Value:
     """Write the rows of a table, [H, T, Dp] or [H, T], with which a constant zero_row is right.
 
     If `outside` is "refuse" and there is no row for a distance that `left` and `right` leave
-    visible, none is written, which the operator refuses when it runs.
+    visible, it writes fewer rows, which the operator refuses when it runs.
     """
     from onnxscript import ir
     from onnxscript import opset18 as op
@@ -195,7 +195,7 @@ def _cut(call: Call, table: Value) -> Value:
         complete = op.And(
             op.GreaterOrEqual(zero_row, future), op.Greater(op.Sub(rows, zero_row), past)
         )
-        start = op.Where(complete, start, rows)
+        last = last if call.right is None else op.Where(complete, last, op.Add(start, [1]))
         before, after = (op.Mul(x, op.Cast(complete, to=ir.DataType.INT64.value)) for x in (before, after))
     cut = op.Slice(table, start, last, [1])
     return op.Pad(cut, op.Concat(before, after, axis=0), None, [1])
