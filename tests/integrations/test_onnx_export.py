@@ -10,8 +10,8 @@ import torch
 from small_models import arguments_of, model_of, valid_parts
 from torch import Tensor, nn
 
-for package in ("onnx", "onnxruntime", "onnxscript"):
-    pytest.importorskip(package, reason="needs the extra `onnx`")
+pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
+pytest.importorskip("onnxscript", reason="needs the extra `onnx`")
 from onnx_models import session_of
 
 from implementations.peer_cases import make, sinusoids

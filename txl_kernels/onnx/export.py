@@ -93,7 +93,7 @@ def _check(call: Call) -> None:
     """
     from onnxscript import ir
 
-    if call.q.dtype != ir.DataType.FLOAT:  # type: ignore[comparison-overlap]
+    if call.q.dtype != ir.DataType.FLOAT:
         raise TypeError(f"q must be float32 for txl::RelAttention, as all tensors but bounds, got {call.q.dtype}")
     if call.dropout_p:
         raise ValueError(
@@ -192,9 +192,7 @@ def _cut(call: Call, table: Value) -> Value:
     if not call.zero_outside:
         past = op.Sub(keys, [1])
         past = past if call.left is None else op.Min(past, op.Constant(value_ints=[call.left]))
-        complete = op.And(
-            op.GreaterOrEqual(zero_row, future), op.Greater(op.Sub(rows, zero_row), past)
-        )
+        complete = op.And(op.GreaterOrEqual(zero_row, future), op.Greater(op.Sub(rows, zero_row), past))
         last = last if call.right is None else op.Where(complete, last, op.Add(start, [1]))
         before, after = (op.Mul(x, op.Cast(complete, to=ir.DataType.INT64.value)) for x in (before, after))
     cut = op.Slice(table, start, last, [1])
@@ -226,7 +224,7 @@ def _fx_node(value: Value) -> torch.fx.Node | None:
     """Return the node of the exported program that a value of the graph comes from; None if
     torch.onnx does not tell."""
     producer = value.producer()
-    node = (value if producer is None else producer).meta.get("node")
+    node: torch.fx.Node | None = (value if producer is None else producer).meta.get("node")
     if node is None or node.name == value.name:
         return node
     # A translation may return one of its arguments, or a constant of another node.

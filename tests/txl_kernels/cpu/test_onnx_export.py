@@ -9,20 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builds import ROOT
 from cases import CASES, COMPOSED, TERMS, Case, as_call, detached, make_inputs
 from torch import Tensor, nn
 
-for package in ("onnx", "onnxruntime", "onnxscript"):
-    pytest.importorskip(package, reason="needs the extra `onnx`")
+pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
+pytest.importorskip("onnxscript", reason="needs the extra `onnx`")
 from onnx_models import can_express, session_of
 
 from txl_kernels import LearnedRelativeAttention, RelAttention, intervals, rel_attention
 from txl_kernels.onnx import translations
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
-    pytest.mark.filterwarnings("ignore:# The axis name"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")  # torch.onnx does it
 WIDTH, HEADS = 16, 2
 BATCH, LENGTH, MEMORY = (torch.export.Dim(name) for name in ("batch", "length", "memory"))
 EXPRESSED = [case for case in [*CASES, *TERMS, *COMPOSED] if can_express(case)][::3]  # all take 20 s
@@ -38,8 +36,8 @@ def _quiet() -> Any:
 
 def export(model: nn.Module, args: Sequence[Any], shapes: Any = None, **options: Any) -> Any:
     return torch.onnx.export(
-        model.eval(), tuple(args), dynamo=True, dynamic_shapes=shapes, custom_translation_table=translations(), verbose=False,
-        **options,
+        model.eval(), tuple(args), dynamo=True, dynamic_shapes=shapes, custom_translation_table=translations(),
+        verbose=False, **options,
     )  # fmt: skip
 
 
@@ -102,7 +100,9 @@ class Layers(nn.Module):
             {"causal": False, "chunk": (4, 1)},
         ]  # fmt: skip
         layers: list[nn.Module] = [RelAttention(WIDTH, HEADS, **given) for given in options]
-        self.layers = nn.ModuleList([*layers, LearnedRelativeAttention(WIDTH, HEADS, extent=9, qk_norm=True, sink=True)])
+        self.layers = nn.ModuleList(
+            [*layers, LearnedRelativeAttention(WIDTH, HEADS, extent=9, qk_norm=True, sink=True)]
+        )
         for p in self.parameters():
             nn.init.normal_(p, 0.0, 0.3)
 
@@ -174,9 +174,10 @@ BOTH: dict[str, Any] = {"causal": False}
 
 @pytest.mark.parametrize(
     "model",
-    [Table(3, (2, 1), **BOTH), Table(2, (2, 1)), Table(2, (2, 1), window=(4, 3), **BOTH), Table(-1, (1, 0), outside="zero", **BOTH),
-     Table(0, (1, 1), window=(0, None), **BOTH), Table(0, (1, 0), window=(4, 3), outside="zero", **BOTH),
-     Table(0, (1, 0), outside="clamp", **BOTH), Table(0, (2, 0), outside="zero", window=5)],
+    [Table(3, (2, 1), **BOTH), Table(2, (2, 1)), Table(2, (2, 1), window=(4, 3), **BOTH),
+     Table(-1, (1, 0), outside="zero", **BOTH), Table(0, (1, 1), window=(0, None), **BOTH),
+     Table(0, (1, 0), window=(4, 3), outside="zero", **BOTH), Table(0, (1, 0), outside="clamp", **BOTH),
+     Table(0, (2, 0), outside="zero", window=5)],
     ids=lambda model: f"{model.before}, {model.rows}, {model.settings}",
 )  # fmt: skip
 def test_table_whose_row_of_distance_0_depends_on_the_length(model: Table) -> None:
@@ -299,5 +300,12 @@ def test_program_of_torch_export() -> None:
     program = torch.export.export(model, (torch.randn(2, 12, WIDTH),), dynamic_shapes=({0: BATCH, 1: LENGTH},))
     for optimize in (True, False):
         table = translations()
-        written = torch.onnx.export(program, dynamo=True, custom_translation_table=table, verbose=False, optimize=optimize)
+        written = torch.onnx.export(
+            program, dynamo=True, custom_translation_table=table, verbose=False, optimize=optimize
+        )
         agree(model, written, (torch.randn(3, 20, WIDTH),))
+
+
+def test_example_of_the_documentation() -> None:
+    _, code = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "how-to" / "onnx.md").read_text(), flags=re.DOTALL)
+    exec(compile(code, "onnx.md", "exec"), {})
