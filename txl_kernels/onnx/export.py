@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from txl_kernels.call import Call
 
@@ -142,9 +141,9 @@ def _tables(call: Call) -> tuple[dict[str, Value], int | None]:
     """Return r and r_bias as inputs of the operator, and its attribute zero_row; None for its
     default.
 
-    The default is row 0 of a causal call, and row L - 1 of M + 2 L - 1 rows of one
-    for both directions. Where a zero_row that depends on a size is not known to be that row, the
-    graph cuts the tables such that it is, or, with a finite `right`, row `right`.
+    The default is row 0 of a causal call, and row L - 1 of M + 2 L - 1 rows of one for both
+    directions. Where a zero_row that depends on a size is not known to be that row, the graph cuts
+    the tables such that it is, or, with a finite `right`, row `right`.
     """
     tables = {name: getattr(call, name) for name in _TABLES if getattr(call, name) is not None}
     if isinstance(call.zero_row, int):
@@ -156,6 +155,8 @@ def _tables(call: Call) -> tuple[dict[str, Value], int | None]:
 
 def _is_default(call: Call, table: Value) -> bool:
     """Whether the zero_row of a call is known to be the operator's default, for all sizes."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes a second
+
     zero_row, q, of_table = (_traced(x) for x in (call.zero_row, call.q, table))
     k_mem = None if call.k_mem is None else _traced(call.k_mem)
     if zero_row is None or q is None or of_table is None or (call.k_mem is not None and k_mem is None):

@@ -15,12 +15,17 @@ from torch import Tensor, nn
 
 pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
 pytest.importorskip("onnxscript", reason="needs the extra `onnx`")
+from internals import TRACED
 from onnx_models import can_express, session_of
 
 from txl_kernels import LearnedRelativeAttention, RelAttention, intervals, rel_attention
 from txl_kernels.onnx import translations
 
-pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")  # torch.onnx does it
+pytestmark = [  # torch.onnx's own
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
+    pytest.mark.filterwarnings("ignore:# The axis name. batch will not be used, since"),
+    pytest.mark.filterwarnings("ignore:# The axis name. length will not be used, since"),
+]
 WIDTH, HEADS = 16, 2
 BATCH, LENGTH, MEMORY = (torch.export.Dim(name) for name in ("batch", "length", "memory"))
 EXPRESSED = [case for case in [*CASES, *TERMS, *COMPOSED] if can_express(case)][::3]  # all take 20 s
@@ -141,6 +146,14 @@ def test_output_shape_has_the_names_of_the_inputs_axes() -> None:
     [node] = nodes_of(program)
     assert {name: x.value for name, x in node.attributes.items()} == {"causal": 1, "zero_row": 0}
     assert (node.domain, len(node.inputs)) == ("txl", 4)
+
+
+def test_graph_cuts_a_table_whose_sizes_torch_onnx_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    TRACED.replace(monkeypatch, lambda value: None)
+    model = RelAttention(WIDTH, HEADS, causal=False).eval()
+    program = export(model, (torch.randn(2, 12, WIDTH),), ({0: BATCH, 1: LENGTH},))
+    assert nodes_of(program, "Pad")
+    agree(model, program, (torch.randn(3, 20, WIDTH),))
 
 
 class Table(nn.Module):
