@@ -17,7 +17,7 @@ from txl_kernels.composed import merged
 from txl_kernels.functional import rel_attention
 from txl_kernels.integrations.streaming import cached
 from txl_kernels.seed import new_seed
-from txl_kernels.torch_state import is_plain
+from txl_kernels.torch_state import exporting_to_onnx, is_plain
 
 Bounds = tuple[Tensor | None, Tensor | None]
 OTHER_KEYS = "a mask of another number of keys than the call"
@@ -80,7 +80,7 @@ def _scan(seen: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return the result of `scan`, or None if the mask has holes."""
     found = scan(seen, True)
     message = "the mask hides a key between visible ones; txl_kernels takes one interval a query"
-    return found if torch.onnx.is_in_onnx_export() or condition_met(found[2] < 0, message) else None
+    return found if exporting_to_onnx() or condition_met(found[2] < 0, message) else None
 
 
 def blocked_bounds(seen: Tensor, before: int, length: int) -> Bounds | None:
@@ -115,7 +115,7 @@ def visible(mask: Tensor) -> Tensor:
         raise AdditiveMask
     seen = mask == 0
     only_hides = (seen | (mask <= 0.9 * torch.finfo(mask.dtype).min)).all()
-    if torch.onnx.is_in_onnx_export():
+    if exporting_to_onnx():
         return refused_unless(only_hides, seen)
     if not condition_met(only_hides, "the mask adds other values than 0 and -inf, which no kernel adds"):
         raise AdditiveMask
@@ -255,7 +255,7 @@ def first_if_same(x: Tensor, axis: int = 0) -> Tensor | None:
     def same() -> Tensor:
         return (x == first).all()
 
-    if torch.onnx.is_in_onnx_export():
+    if exporting_to_onnx():
         return refused_unless(same(), first)
     return first if memoized("encodings", x, axis, compare) else None
 
@@ -268,7 +268,7 @@ def condition_met(condition: Tensor, message: str) -> bool:
     with the graph. True for a fake tensor, and False where it may not be known: under
     torch.func.vmap, where it may differ between the elements, and under torch.onnx.export, which
     writes no assertions."""
-    if torch.onnx.is_in_onnx_export():
+    if exporting_to_onnx():
         return False
     if torch.compiler.is_compiling():
         torch._assert_async(condition, message)

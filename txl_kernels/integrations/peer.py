@@ -17,7 +17,7 @@ from txl_kernels.checks import autocast_dtype
 from txl_kernels.integrations.source import ReplacedCode, source_hash
 from txl_kernels.integrations.wrapped import why_not_skipped
 from txl_kernels.linear import has_global_hook
-from txl_kernels.torch_state import exporting
+from txl_kernels.torch_state import exporting, exporting_to_onnx
 
 STATE = "_txl_kernels"  # the name of an attribute that is added to accelerated modules
 EXPORTED = "exported or traced"
@@ -122,7 +122,7 @@ class Accelerated:
                     "(accelerate(model, export='operator') exports the operator)",
                     stacklevel=2,
                 )
-        elif torch.onnx.is_in_onnx_export():
+        elif exporting_to_onnx():
             warnings.warn(
                 f"the original's attention is exported, not the operator of accelerate(model, export='operator'): {why}",
                 stacklevel=2,
