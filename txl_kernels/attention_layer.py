@@ -27,6 +27,7 @@ from txl_kernels.composed import Chunk, check_chunk
 from txl_kernels.functional import rel_attention, rel_attention_weights
 from txl_kernels.linear import ALL, project, project_parts
 from txl_kernels.static_cache import StaticCache
+from txl_kernels.torch_state import exporting_to_onnx
 
 UNIT = 8  # elements of a 16-bit type in 16 bytes
 
@@ -343,7 +344,7 @@ class AttentionLayer(nn.Module, abc.ABC):
                 self._check_chunk(cache)
         elif memory is not None:
             self._check_memory(memory, x)
-        if memory is not None and torch.is_grad_enabled():
+        if memory is not None and torch.is_grad_enabled() and not exporting_to_onnx():
             memory = self._without_unseen(memory, x, start, end)
         (q, k, v), k_and_v = self._project(x, memory)
         u, w, q_pos, sink = self._terms(x)

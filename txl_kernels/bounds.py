@@ -6,6 +6,7 @@ from torch import Tensor
 
 from txl_kernels.backends import cpu
 from txl_kernels.checks import check_integer, to_int32
+from txl_kernels.torch_state import exporting
 
 _library = torch.library.Library("txl_kernels", "FRAGMENT")
 _library.define("intervals(Tensor mask, bool visible) -> (Tensor, Tensor, Tensor)")
@@ -46,6 +47,7 @@ def intervals(mask: Tensor, *, visible: bool, check: bool = True) -> tuple[Tenso
         return start, end
     if torch.compiler.is_compiling():
         torch._assert_async(hole < 0, "mask has a hidden key between visible ones")
+        start = refused_with(hole, start)
     elif int(hole) >= 0:
         row, query = divmod(int(hole), start.size(1))
         raise ValueError(
@@ -61,6 +63,15 @@ def scan(mask: Tensor, visible: bool) -> tuple[Tensor, Tensor, Tensor]:
     rows = _rows(mask)
     start, end, hole = torch.ops.txl_kernels.intervals(rows, visible)
     return start, end, hole
+
+
+def refused_with(hole: Tensor, start: Tensor) -> Tensor:
+    """Return start; in a graph that is exported, -1 instead if there is a hole, which the operators
+    refuse: torch.onnx.export drops assertions.
+
+    hole, start: as `scan` returns them.
+    """
+    return torch.where(hole < 0, start, -1) if exporting() else start
 
 
 def _rows(mask: Tensor) -> Tensor:

@@ -181,7 +181,9 @@ def intervals(call: Call) -> tuple[Tensor, Tensor]:
 
 def seen_by_any(call: Call) -> Tensor:
     """Return the keys that at least one query sees, bool [B or 1, S]."""
-    low, high = intervals(call)
+    low: Tensor
+    high: Tensor
+    low, high = torch.broadcast_tensors(*intervals(call))  # one of them may hold for all batch rows
     keys = memory_len_of(call) + call.q.size(2)
     counts = (low < high).to(torch.int32)  # +1 where an interval begins, -1 one past its end
     steps = counts.new_zeros(low.size(0), keys + 1)

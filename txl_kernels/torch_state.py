@@ -102,3 +102,17 @@ def ordinary(*tensors: Tensor | None) -> bool:
         )
         for x in tensors
     )
+
+
+@constant_when_traced
+def exporting_to_onnx() -> bool:
+    """Whether torch.onnx.export is tracing. torch's own function returns False where that uses
+    Dynamo."""
+    return torch.onnx.is_in_onnx_export()
+
+
+def exporting() -> bool:
+    """Whether torch.export or torch.onnx.export is tracing. The former cannot tell before torch
+    2.7."""
+    is_exporting: Callable[[], bool] | None = getattr(torch.compiler, "is_exporting", None)
+    return exporting_to_onnx() or (is_exporting is not None and is_exporting())

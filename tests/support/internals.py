@@ -6,6 +6,7 @@ import pytest
 
 from txl_kernels import backends, linear, operators, prepare
 from txl_kernels.backends import self_check, zero_biases
+from txl_kernels.onnx import export
 
 
 class Internal(NamedTuple):
@@ -24,6 +25,7 @@ ZERO_BIASES = Internal(zero_biases, "_stored")  # by shape, for biases that are 
 WARN_ONCE = Internal(backends, "_warn_once")
 PREPARED_CALLS = Internal(prepare, "_memo")  # by signature
 FAST_FORWARD = Internal(operators, "_forward")
+TRACED = Internal(export, "_traced")  # sizes that torch.onnx tells
 # The self-check of the first call.
 COMPARED = Internal(self_check, "_compared")
 # Products by oneDNN.

@@ -147,9 +147,10 @@ def accelerate(
             copy, another release): it is compared with the adapter on small random inputs, with
             masks and gradients, and accelerated if both agree. The test runs in evaluation mode,
             without dropout and caches.
-        export: the attention in a graph of torch.export: "original" (with a warning) or "operator",
-            the operator of these kernels, which must be installed where the graph runs; see the
-            page on deployment. ONNX always gets the original.
+        export: the attention in a graph of torch.export, or of torch.onnx.export(.., dynamo=True)
+            with the table of txl_kernels.onnx.translations(): "original" (with a warning) or
+            "operator", the operator of these kernels, which must be installed where the graph
+            runs; see the page on deployment. dynamo=False always writes the original.
 
     Returns:
         A report, which can be printed: each known module, whether it was accelerated or why not,

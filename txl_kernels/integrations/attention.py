@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch._C import _functorch as functorch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from txl_kernels.bounds import scan
+from txl_kernels.bounds import refused_with, scan
 from txl_kernels.composed import merged
 from txl_kernels.functional import rel_attention
 from txl_kernels.integrations.streaming import cached
 from txl_kernels.seed import new_seed
-from txl_kernels.torch_state import is_plain
+from txl_kernels.torch_state import exporting_to_onnx, is_plain
 
 Bounds = tuple[Tensor | None, Tensor | None]
 OTHER_KEYS = "a mask of another number of keys than the call"
@@ -67,10 +67,20 @@ def bounds_or_reason(
 
 
 def bounds_of(seen: Tensor) -> Bounds | None:
-    """Return the result of `mask_bounds` for a bool mask."""
-    start, end, hole = scan(seen, True)
+    """Return the result of `mask_bounds` for a bool mask.
+
+    In an exported graph, start is -1, which the operator refuses, if the mask has holes: ONNX drops
+    assertions.
+    """
+    found = _scan(seen)
+    return None if found is None else (refused_with(found[2], found[0]), found[1])
+
+
+def _scan(seen: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return the result of `scan`, or None if the mask has holes."""
+    found = scan(seen, True)
     message = "the mask hides a key between visible ones; txl_kernels takes one interval a query"
-    return (start, end) if condition_met(hole < 0, message) else None
+    return found if exporting_to_onnx() or condition_met(found[2] < 0, message) else None
 
 
 def blocked_bounds(seen: Tensor, before: int, length: int) -> Bounds | None:
@@ -80,13 +90,13 @@ def blocked_bounds(seen: Tensor, before: int, length: int) -> Bounds | None:
     the one `before` keys before the block's first query, which may lie outside the sequence.
     length: the number of queries, and of keys; queries of the last block beyond it are dropped.
     """
-    bounds = bounds_of(seen.flatten(1, 2))
-    if bounds is None:
+    found = _scan(seen.flatten(1, 2))
+    if found is None:
         return None
     at = torch.arange(length, dtype=torch.int32, device=seen.device)
     first = at - at % seen.size(2) - before
-    start, end = ((x[:, :length] + first).clamp(0, length) for x in bounds if x is not None)
-    return start, end
+    start, end = ((x[:, :length] + first).clamp(0, length) for x in found[:2])
+    return refused_with(found[2], start), end
 
 
 def visible(mask: Tensor) -> Tensor:
@@ -105,6 +115,8 @@ def visible(mask: Tensor) -> Tensor:
         raise AdditiveMask
     seen = mask == 0
     only_hides = (seen | (mask <= 0.9 * torch.finfo(mask.dtype).min)).all()
+    if exporting_to_onnx():
+        return refused_unless(only_hides, seen)
     if not condition_met(only_hides, "the mask adds other values than 0 and -inf, which no kernel adds"):
         raise AdditiveMask
     return seen
@@ -227,20 +239,25 @@ def is_zero(mask: Tensor) -> Tensor:
     return ~mask.bool()
 
 
-def same_for_all(x: Tensor, axis: int = 0) -> bool:
-    """Whether all slices along the axis have the same values. Under torch.compile, True, with an
-    assertion in the graph.
+def first_if_same(x: Tensor, axis: int = 0) -> Tensor | None:
+    """Return the first slice along an axis, whose size stays 1, or None if another slice has other
+    values. Under torch.compile, return it, with an assertion in the graph.
 
-    The result is kept for other layers that share the tensor. Synchronizes with the device.
+    The comparison is kept for other layers that share the tensor. Synchronizes with the device.
     """
+    first = x.narrow(axis, 0, 1)
     if x.size(axis) == 1 or x.stride(axis) == 0:
-        return True
+        return first
 
     def compare() -> bool:
-        message = "encodings differ between batch rows, for which a compiled call has no table"
-        return condition_met((x == x.narrow(axis, 0, 1)).all(), message)
+        return condition_met(same(), "encodings differ between batch rows, for which a compiled call has no table")
 
-    return memoized("encodings", x, axis, compare)
+    def same() -> Tensor:
+        return (x == first).all()
+
+    if exporting_to_onnx():
+        return refused_unless(same(), first)
+    return first if memoized("encodings", x, axis, compare) else None
 
 
 # Conditions on tensors' values: read once for all layers of a forward that share a tensor.
@@ -248,12 +265,22 @@ def same_for_all(x: Tensor, axis: int = 0) -> bool:
 
 def condition_met(condition: Tensor, message: str) -> bool:
     """Whether a condition, bool [], is met. Under torch.compile, True, with an assertion that runs
-    with the graph. True for a fake tensor, and False under torch.func.vmap, where it may differ
-    between the elements."""
+    with the graph. True for a fake tensor, and False where it may not be known: under
+    torch.func.vmap, where it may differ between the elements, and under torch.onnx.export, which
+    writes no assertions."""
+    if exporting_to_onnx():
+        return False
     if torch.compiler.is_compiling():
         torch._assert_async(condition, message)
         return True
     return is_true(condition, True)
+
+
+def refused_unless(condition: Tensor, x: Tensor) -> Tensor:
+    """Return x, in a graph that ONNX runtimes refuse to run where a condition, bool [], is not met:
+    its index is out of range then."""
+    rows = torch.arange(x.size(0), device=x.device)
+    return x.index_select(0, torch.where(condition, rows, x.size(0)))
 
 
 def why_not_read(x: Tensor | None) -> str | None:

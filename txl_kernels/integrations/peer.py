@@ -17,6 +17,7 @@ from txl_kernels.checks import autocast_dtype
 from txl_kernels.integrations.source import ReplacedCode, source_hash
 from txl_kernels.integrations.wrapped import why_not_skipped
 from txl_kernels.linear import has_global_hook
+from txl_kernels.torch_state import exporting, exporting_to_onnx
 
 STATE = "_txl_kernels"  # the name of an attribute that is added to accelerated modules
 EXPORTED = "exported or traced"
@@ -121,6 +122,11 @@ class Accelerated:
                     "(accelerate(model, export='operator') exports the operator)",
                     stacklevel=2,
                 )
+        elif exporting_to_onnx():
+            warnings.warn(
+                f"the original's attention is exported, not the operator of accelerate(model, export='operator'): {why}",
+                stacklevel=2,
+            )
         if not torch.compiler.is_compiling():
             self.fallbacks[why] += 1
 
@@ -136,7 +142,7 @@ class Accelerated:
 
     def why_not_kernel(self: Any, x: Tensor, dropout_p: float = 0.0) -> str | None:
         """Return the reason why no kernel supports tensors like x and this dropout now, or None."""
-        if torch._C._get_tracing_state() is not None or torch.onnx.is_in_onnx_export():
+        if torch._C._get_tracing_state() is not None:
             return EXPORTED
         if exporting() and self.setting("export") != "operator":
             return EXPORTED
@@ -163,12 +169,6 @@ def has_user_hooks(module: nn.Module, before: bool = False) -> bool:
     hooks = [*module._forward_hooks.values(), *(module._forward_pre_hooks.values() if before else ())]
     found = any(not str(getattr(hook, "__module__", "")).startswith(("torch.", "transformers.")) for hook in hooks)
     return found or (not torch.compiler.is_compiling() and has_global_hook())
-
-
-def exporting() -> bool:
-    """Whether torch.export is tracing; False if torch cannot tell (before 2.7)."""
-    is_exporting: Callable[[], bool] | None = getattr(torch.compiler, "is_exporting", None)
-    return is_exporting is not None and is_exporting()
 
 
 def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:

@@ -222,6 +222,16 @@ def test_bad_calls(message: str) -> None:
         layer()(**{"x": hidden(20, 1)} | BAD_CALLS[message])
 
 
+@pytest.mark.parametrize("bound", ["start", "end"])
+def test_memory_beside_one_bound_of_each_batch_row(bound: str) -> None:
+    """With gradients, for which the layer looks for positions that no query sees."""
+    it, x, memory = layer(batch_first=True), hidden(L), hidden(M)
+    value = torch.tensor([[2], [M]] if bound == "start" else [[M + 1], [M + L]], dtype=torch.int32)
+    with torch.no_grad():
+        want = it(x, memory, **{bound: value})
+    torch.testing.assert_close(it(x, memory, **{bound: value}), want)
+
+
 def test_memory_of_another_dtype_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert layer().float()(hidden(L).bfloat16(), hidden(M).float()).dtype == torch.bfloat16

@@ -14,9 +14,9 @@ from txl_kernels.integrations.attention import (
     bounds_or_reason,
     crop,
     dropout_of,
+    first_if_same,
     merge_heads,
     project_table,
-    same_for_all,
 )
 from txl_kernels.integrations.peer import Accelerated, Peer, RandomInputs, Sample, width_of
 from txl_kernels.integrations.streaming import cached
@@ -113,15 +113,16 @@ class ESPnetTransducer(Accelerated):
             seen = seen & ~chunk_mask.bool()
         if hasattr(self, "pos_bias_u"):
             return _answer(self, None, query, key, value, pos_enc, seen)
-        why = None if same_for_all(pos_enc) else "encodings that differ between batch rows"
-        return _answer(self, why, query, key, value, pos_enc, seen, _attend_biases)
+        shared = first_if_same(pos_enc)
+        why = "encodings that differ between batch rows" if shared is None else None
+        return _answer(self, why, query, key, value, pos_enc if shared is None else shared, seen, _attend_biases)
 
 
 def _attend_biases(
     self: Any, q: Tensor, k: Tensor, v: Tensor, encodings: Tensor, bounds: Bounds, dropout_p: float
 ) -> Tensor:
     window = self.setting("window")
-    rows, past = crop(window, encodings[:1], k.size(2) - 1)
+    rows, past = crop(window, encodings, k.size(2) - 1)
     (bias,) = cached(self, "r", (self.linear_pos,), rows, q.size(2), lambda: (self.linear_pos(rows.flip(-2))[0].t(),))
     out = attend(
         q, k, v, None, None, None, bounds, r_bias=bias, zero_row=bias.size(1) - 1 - past, window=window, dropout_p=dropout_p

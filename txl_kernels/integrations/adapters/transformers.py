@@ -18,9 +18,9 @@ from txl_kernels.integrations.attention import (
     bounds_or_reason,
     condition_met,
     dropout_of,
+    first_if_same,
     memoized,
     merge_heads,
-    same_for_all,
     split_heads,
     visible,
     why_not_read,
@@ -188,11 +188,10 @@ class Parakeet(Accelerated):
             k, v = past_key_values.update(k, v, self.layer_idx)
         check_keys(attention_mask, k.size(2))
         dropped = self.training and getattr(self.config, "dropout_positions", 0.0) > 0
-        if not dropped and same_for_all(position_embeddings):
-            position_embeddings = position_embeddings[:1]
+        shared = None if dropped else first_if_same(position_embeddings)
         out = attend_encodings(
-            self, q, k, v, position_embeddings, bounds, self.relative_k_proj, self.bias_u, self.bias_v,
-            scale=self.scaling, dropout_p=dropout_p,
+            self, q, k, v, position_embeddings if shared is None else shared, bounds, self.relative_k_proj, self.bias_u,
+            self.bias_v, scale=self.scaling, dropout_p=dropout_p,
         )  # fmt: skip
         return self.o_proj(out), None
 
@@ -270,9 +269,9 @@ class XLNet(Accelerated):
         if why is not None or intervals is None:
             return why or "a mask with holes"
         # No pair of query and key has the distance of row 0.
-        each_row = self.setting("bi_data") or (self.training and self.dropout.p > 0) or not same_for_all(k_head_r, 1)
-        r = k_head_r[1:] if each_row else k_head_r[1:, :1]
-        r = r.flip(0).permute(1, 2, 0, 3)  # [B or 1, H, T, D]
+        each_row = self.setting("bi_data") or (self.training and self.dropout.p > 0)
+        shared = None if each_row else first_if_same(k_head_r, 1)
+        r = (k_head_r if shared is None else shared)[1:].flip(0).permute(1, 2, 0, 3)  # [B or 1, H, T, D]
         q, k, v = (x.permute(1, 2, 0, 3) for x in (q_head, k_head_h, v_head_h))
         u, w = self.r_w_bias, self.r_r_bias
         if features is not None:
@@ -282,7 +281,7 @@ class XLNet(Accelerated):
             q = torch.cat([q, own], -1)
             k = torch.cat([k, of_keys.unsqueeze(1).expand(-1, k.size(1), -1, -1).to(k.dtype)], -1)
             r, u, w = (F.pad(x, (0, SEGMENTS)) for x in (r, u, w))
-        out = attend(q, k, v, r if each_row else r[0], u, w, *intervals, scale=self.scale, dropout_p=dropout_p,
+        out = attend(q, k, v, r if shared is None else r[0], u, w, *intervals, scale=self.scale, dropout_p=dropout_p,
                            window=self.setting("window"))  # fmt: skip
         return out.permute(2, 0, 1, 3)
 

@@ -1,7 +1,10 @@
-"""The operator `txl::RelAttention` for ONNX Runtime: `library` returns the file that registers
-it."""
+"""The operator `txl::RelAttention` for ONNX Runtime: `library` returns the file that registers it,
+`translations` what torch.onnx.export writes it with."""
 
 from txl_kernels.backends import cpu, native_modules
+from txl_kernels.onnx.export import translations
+
+__all__ = ["library", "translations"]
 
 
 def library() -> str:
