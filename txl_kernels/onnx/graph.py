@@ -97,6 +97,11 @@ class Graph:
             if len(kept) < len(field):
                 del field[:]
                 field.extend(kept)
+        # Tools that infer types, such as quantize_dynamic, do not know the operator.
+        typed = {x.name for x in (*graph.value_info, *graph.output)}
+        outputs = [x.output[0] for x in self.nodes if x.domain == "txl" and x.output[0] not in typed]
+        tensor = onnx.helper.make_tensor_value_info
+        graph.value_info.extend(tensor(name, onnx.TensorProto.FLOAT, [None] * 4) for name in outputs)
         if all(x.domain != "txl" for x in self.model.opset_import):
             self.model.opset_import.append(onnx.helper.make_opsetid("txl", 1))
 

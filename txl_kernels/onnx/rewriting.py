@@ -121,7 +121,7 @@ def _check_tensors(record: trial.Arrays, attention: Attention) -> None:
         raise Refused("its table of positions is not the same for all batch rows")
     if rows[3] < length + total - 1:
         raise Refused(
-            f"its table of positions has {rows[3]} rows for the {length + total - 1} distances of {length} queries and {total} keys"
+            f"its table of positions has {rows[3]} rows, but {length} queries of {total} keys have {length + total - 1}"
         )
     for mask in attention.masks:
         root = record[mask.root]

@@ -310,7 +310,7 @@ def _mask(graph: Graph, name: str) -> Mask:
 def _is_flag(graph: Graph, name: str) -> bool:
     """Whether a tensor is boolean, or one of numbers that a Cast has made of booleans."""
     node = graph.producer(name)
-    while node is not None and node.op_type in ("Cast", "Unsqueeze", "Identity"):
+    while node is not None and node.op_type in ("Cast", *MOVES):
         name = node.input[0]
         node = graph.producer(name)
     if node is not None:
