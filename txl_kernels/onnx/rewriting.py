@@ -90,10 +90,12 @@ def _replace(graph: Graph, attention: Attention, runs: list[trial.Arrays], prefi
         _compare(got, result[output], inputs[attention.values], _unused(graph, record, result[output], attention))
     nodes = graph.replace(attention.node, [*new, *writer.nodes])
     alive = {name for node in nodes for name in node.output}
-    inner = {attention.softmax, position.output, content.output} & alive
-    if inner:
-        used = sorted({x.op_type for name in inner for x in graph.consumers[name] if set(x.output) & alive})
-        raise Refused(f"its scores or weights are used elsewhere, by {', '.join(used) or 'an output of the graph'}")
+    if {attention.softmax, position.output, content.output} & alive:
+        inner = {name for node in alone for name in node.output} - {output}
+        used = {x.op_type for x in nodes if inner.intersection(x.input) and not inner.intersection(x.output)}
+        raise Refused(
+            f"its scores or weights are used elsewhere, by {' and '.join(sorted(used)) or 'an output of the graph'}"
+        )
     graph.set_nodes(nodes)
     limits |= made
 
@@ -121,7 +123,7 @@ def _check_tensors(record: trial.Arrays, attention: Attention) -> None:
         raise Refused("its table of positions is not the same for all batch rows")
     if rows[3] < length + total - 1:
         raise Refused(
-            f"its table of positions has {rows[3]} rows, but {length} queries of {total} keys have {length + total - 1}"
+            f"its table of positions has {rows[3]} rows, but {length} queries of {total} keys need {length + total - 1}"
         )
     for mask in attention.masks:
         root = record[mask.root]
