@@ -4,6 +4,7 @@ import collections
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -284,14 +285,10 @@ def test_a_number_of_its_own_for_scores_of_positions() -> None:
 
 def test_wrong_arguments_are_refused() -> None:
     model = exported("ESPnet")
-    export = EXPORTS["ESPnet"]
     for wrong, kind, message in (
         ({"model": "model.onnx"}, TypeError, r"model must be an onnx.ModelProto \(of onnx.load\), got str"),
         ({"inputs": []}, TypeError, r"inputs must be None, or .* a dictionary of arrays for each run, got \[\]"),
-        ({"inputs": [inputs_of(export, 1, 90), inputs_of(export, 1, 120)]}, ValueError,
-         "inputs must have a run with two batch rows or more, because the model takes any batch; got 1"),
-        ({"inputs": [inputs_of(export, 2, 90)]}, ValueError,
-         "inputs must have runs of two lengths, because the model takes any; got 1 of one"),
+        ({"inputs": [{"other": np.zeros(3)}]}, RuntimeError, "the model could not be run on inputs: .*features"),
     ):  # fmt: skip
         with pytest.raises(kind, match=message):
             rewrite(**{"model": model} | wrong)
@@ -300,12 +297,36 @@ def test_wrong_arguments_are_refused() -> None:
         rewrite(model)
 
 
+@pytest.mark.parametrize(("batch", "frames", "reason"), [
+    (1, (90, 120), "all runs have one batch row, but the model takes any number: give rewrite inputs with two"),
+    (2, (90,), "all runs have 21 queries, but the model takes any number: give rewrite inputs of two lengths"),
+])  # fmt: skip
+def test_inputs_that_show_too_little(batch: int, frames: tuple[int, ...], reason: str) -> None:
+    model = exported("ESPnet")
+    report = rewrite(model, [inputs_of(EXPORTS["ESPnet"], batch, x) for x in frames])
+    assert [row.reason for row in report.rows] == [reason, reason]
+    assert model == exported("ESPnet")
+
+
 def test_a_model_that_is_rewritten_twice() -> None:
     model = exported("ESPnet")
     rewrite(model)
     once = copied(model)
     assert not rewrite(model).rows
     assert model == once
+
+
+def test_example_of_the_documentation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "onnx.md").read_text()
+    code, _ = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
+    [printed] = re.findall(r"```text\n(.*?)```", page, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(compile(code, "onnx.md", "exec"), {})
+    assert printed in capsys.readouterr().out
 
 
 def test_packages_are_imported_by_rewrite_alone() -> None:

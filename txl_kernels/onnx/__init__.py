@@ -39,7 +39,7 @@ def rewrite(
     Raises:
         ImportError: onnx or onnxruntime is not installed (the extra `onnx`).
         RuntimeError: the operator's library is missing, or the model could not be run on the
-            inputs; the message says how.
+            inputs; the message has the runtime's.
         TypeError, ValueError: an argument is wrong; the message names it.
     """
     from txl_kernels.onnx.rewriting import rewritten

@@ -1,4 +1,4 @@
-"""What `rewrite` reports."""
+"""The report of `rewrite`."""
 
 from dataclasses import dataclass
 

@@ -160,15 +160,17 @@ def _check_shift(before: Any, after: Any, factor: float) -> None:
 def _check_sizes(graph: Graph, shapes: list[tuple[int, ...]]) -> None:
     """Check that the runs have had several batch rows and lengths, where the model takes any.
 
-    Raises:
-        ValueError: they have not, which only given inputs can cause.
+    shapes: those of the scores of positions [B, H, L, T].
     """
     sizes = [list(x.type.tensor_type.shape.dim) for x in graph.model.graph.input if x.name not in graph.initializers]
     is_any = [[not size.HasField("dim_value") for size in axes] for axes in sizes]
     if any(axes[0] for axes in is_any if axes) and max(shape[0] for shape in shapes) < 2:
-        raise ValueError("inputs must have a run with two batch rows or more, because the model takes any batch; got 1")
+        raise Refused("all runs have one batch row, but the model takes any number: give rewrite inputs with two")
     if any(any(axes[1:]) for axes in is_any) and len({shape[2:] for shape in shapes}) < 2:
-        raise ValueError(f"inputs must have runs of two lengths, because the model takes any; got {len(shapes)} of one")
+        length = shapes[0][2]
+        raise Refused(
+            f"all runs have {length} queries, but the model takes any number: give rewrite inputs of two lengths"
+        )
 
 
 def _zeroed(graph: Graph, attention: Attention) -> list[str] | None:

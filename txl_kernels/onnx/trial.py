@@ -36,7 +36,10 @@ def run(graph: Graph, names: Iterable[str], inputs: Sequence[Mapping[str, Any]] 
             f"ONNX Runtime could not load the model, which `rewrite` runs on small inputs: {error}"
         ) from error
     if inputs is not None:
-        return [dict(given) | _results(session, wanted, given) for given in inputs]
+        try:
+            return [dict(given) | _results(session, wanted, given) for given in inputs]
+        except Exception as error:
+            raise RuntimeError(f"the model could not be run on inputs: {error}") from error
     failed: Exception | None = None
     for scale in SCALES:
         try:
