@@ -54,12 +54,18 @@ def transposed(writer: Writer, name: str) -> str:
     return name if perm == [0, 1, 2, 3] else writer.add("Transpose", name, perm=perm)
 
 
-def table(writer: Writer, name: str) -> str:
-    """Return [H, T, D] of a factor [B or 1, H, D, T], of its first batch row."""
+def table(writer: Writer, name: str, is_one: bool) -> str:
+    """Return [H, T, D] of a factor [B or 1, H, D, T], of its first batch row.
+
+    is_one: whether there is only one, whatever the batch.
+    """
     node = writer.graph.producer(name)
     perm = [0, 1, 2, 3]
     if node is not None and node.op_type == "Transpose" and attribute(node, "perm", [3])[0] == 0:
         perm, name = list(attribute(node, "perm")), node.input[0]
+    if is_one:  # Squeeze copies nothing
+        moved = writer.add("Transpose", name, perm=[0, perm[1], perm[3], perm[2]])
+        return writer.add("Squeeze", moved, writer.constant([0]))
     first = writer.add("Gather", name, writer.constant(0), axis=0)
     return writer.add("Transpose", first, perm=[perm[1] - 1, perm[3] - 1, perm[2] - 1])
 
@@ -106,17 +112,18 @@ def _column(writer: Writer, name: str, rank: int) -> str:
 
 
 def operator(writer: Writer, attention: Attention, content: Product, position: Product, keys: str,
-             limits: Sequence[tuple[str, str]], has_memory: bool, is_longer: bool) -> None:  # fmt: skip
+             limits: Sequence[tuple[str, str]], has_memory: bool, is_longer: bool, is_one: bool) -> None:  # fmt: skip
     """Add the operator, whose output has the name of the attention's.
 
     keys: [B, H, S, D]. limits: start and end of each mask. has_memory: whether there are more keys
     than queries. is_longer: whether the table has rows of distances that no query sees.
+    is_one: whether it has one batch row, whatever the batch.
 
     Queries that see no key get what the graph gives them: 0 of the operator, or the mean of all
     values. (A product with ones: how ReduceMean takes its axes depends on the opset.)
     """
     query, query_position = content.node.input[0], position.node.input[0]
-    rows, values = table(writer, position.node.input[1]), attention.values
+    rows, values = table(writer, position.node.input[1], is_one), attention.values
     k, v, k_mem, v_mem = keys, values, "", ""
     if has_memory or is_longer:
         length = writer.size(query, 2)

@@ -80,7 +80,8 @@ def _replace(graph: Graph, attention: Attention, runs: list[trial.Arrays], prefi
     has_memory = any(keys > queries for keys, queries, _ in sizes)
     is_longer = any(rows > keys + queries - 1 for keys, queries, rows in sizes)
     keys = transposed(writer, content.node.input[1])
-    operator(writer, attention, content, position, keys, own, has_memory, is_longer)
+    is_one = any(x[position.node.input[1]].shape[0] < x[position.output].shape[0] for x in runs)
+    operator(writer, attention, content, position, keys, own, has_memory, is_longer, is_one)
     own_nodes = [*_earlier(attention, limits), *new, *writer.nodes]
     for record, inputs, result in zip(runs, drawn, wanted, strict=True):
         try:
