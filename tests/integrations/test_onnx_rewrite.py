@@ -130,6 +130,8 @@ def test_initializers_in_other_files(tmp_path: Path) -> None:
     original = exported("Parakeet")
     onnx.save(copied(original), tmp_path / "a.onnx", save_as_external_data=True, location="weights", size_threshold=0)
     model = onnx.load(tmp_path / "a.onnx", load_external_data=False)
+    with pytest.raises(ValueError, match=r"folder must have the model's file of initializers weights, got '\.'"):
+        rewrite(model)
     assert len(rewrite(model, folder=tmp_path).replaced) == 2
     assert not any(x.raw_data for x in model.graph.initializer)
     onnx.save(model, tmp_path / "b.onnx")

@@ -2,6 +2,7 @@
 left when nodes are replaced."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ class Graph:
     """The outermost graph of a model.
 
     folder: that of the files of initializers that are not loaded.
+
+    Raises:
+        ValueError: such a file is not there.
     """
 
     def __init__(self, model: onnx.ModelProto, folder: str) -> None:
@@ -24,6 +28,10 @@ class Graph:
         self.initializers = {x.name: x for x in model.graph.initializer}
         self.outputs = {x.name for x in model.graph.output}
         self._index()
+        for tensor in model.graph.initializer:
+            for entry in tensor.external_data:
+                if entry.key == "location" and not (Path(folder) / entry.value).is_file():
+                    raise ValueError(f"folder must have the model's file of initializers {entry.value}, got {folder!r}")
 
     def _index(self) -> None:
         self.producers = {name: node for node in self.nodes for name in node.output if name}
@@ -58,7 +66,9 @@ class Graph:
     def scalar(self, name: str) -> float | None:
         """Return the value of a constant with one element, or None."""
         value = self.constant(name)
-        return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+        if value is None or value.size != 1 or value.dtype.kind not in "biuf":
+            return None
+        return float(value.reshape(-1)[0])
 
     def between(self, starts: Iterable[str], end: str) -> tuple[list[onnx.NodeProto], list[str]]:
         """Return the nodes by which a tensor depends on others, in their order, with the constants
