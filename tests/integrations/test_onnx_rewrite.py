@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from onnx_exports import (
     EXPORTS,
     OTHERS,
@@ -23,6 +24,7 @@ from onnx_exports import (
     session_of,
     streaming,
     streaming_inputs,
+    to_onnx,
 )
 
 from txl_kernels.onnx import rewrite
@@ -56,6 +58,25 @@ def test_rewritten_graph_computes_the_same(name: str) -> None:
         wanted = before.run(None, given)
         assert_close(after.run(None, given), wanted)
         assert np.ptp(wanted[0], axis=EXPORTS[name].time).max() > 0.1, "the encoder's output depends on its frames"
+
+
+@pytest.mark.parametrize("name", ["NeMo, limited context", "Parakeet", "ESPnet"])
+def test_fixed_batch_and_length(name: str, tmp_path: Path) -> None:
+    """Also where ONNX Runtime has replaced what does not depend on inputs by initializers."""
+    tensors = {key: torch.from_numpy(x) for key, x in inputs_of(EXPORTS[name], 2, 200).items()}
+    graph = to_onnx(EXPORTS[name].make(), tensors, {})
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(tmp_path / "folded.onnx")
+    onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    plain, folded = onnx.load_from_string(graph), onnx.load(tmp_path / "folded.onnx")
+    assert len(folded.graph.node) < len(plain.graph.node)
+    given = inputs_of(EXPORTS[name], 2, 200)
+    wanted = run(onnx.load_from_string(graph), given)
+    for model in (plain, folded):
+        report = rewrite(model)
+        assert len(report.replaced) == 2, report
+        assert_close(run(model, given), wanted)
 
 
 def test_report() -> None:

@@ -60,8 +60,11 @@ class Graph:
             tensor = given
         if tensor is None or int(np.prod(tensor.dims)) > MAX_CONSTANT:
             return None
-        value = numpy_helper.to_array(tensor, base_dir=self.folder)
-        return np.asarray(value)
+        return np.asarray(numpy_helper.to_array(tensor, base_dir=self.folder))
+
+    def value(self, name: str) -> np.ndarray[Any, Any]:
+        """Return the value of an initializer."""
+        return np.asarray(numpy_helper.to_array(self.initializers[name], base_dir=self.folder))
 
     def scalar(self, name: str) -> float | None:
         """Return the value of a constant with one element, or None."""

@@ -52,8 +52,7 @@ def _recorded(graph: Graph, attention: Attention) -> list[str]:
     operands, products = attention.operands(graph), attention.products
     _, others = graph.between(operands, attention.node.output[0])
     names = [*operands, *others, *(x.root for x in attention.masks), *(_zeroed(graph, attention) or [])]
-    names += [name for x in products for name in x.node.input] + [attention.position.output]
-    return [name for name in names if name not in graph.initializers]
+    return [*names, *(name for x in products for name in x.node.input), attention.position.output]
 
 
 def _replace(graph: Graph, attention: Attention, runs: list[trial.Arrays], prefix: str, limits: Limits) -> None:

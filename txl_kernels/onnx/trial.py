@@ -1,7 +1,7 @@
 """Runs of a model on small inputs, which record the tensors of its attentions, and of nodes alone
 on such a record."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ SIZES = ((2, 131), (3, 203), (1, 97))  # batch rows and frames of the runs
 SCALES = (1, 16, 128)  # multiples of these frames, for models that shorten their input more
 
 
-def run(graph: Graph, names: Iterable[str], inputs: Sequence[Mapping[str, Any]] | None) -> list[Arrays]:
+def run(graph: Graph, names: Collection[str], inputs: Sequence[Mapping[str, Any]] | None) -> list[Arrays]:
     """Return the values of tensors of the model in some runs, the model's inputs included.
 
     inputs: those of the runs; None for random ones.
@@ -24,7 +24,8 @@ def run(graph: Graph, names: Iterable[str], inputs: Sequence[Mapping[str, Any]] 
     Raises:
         RuntimeError: the model could not be run; the message has the runtime's.
     """
-    wanted = sorted(set(names) - {x.name for x in graph.model.graph.input})
+    constants = {x: graph.value(x) for x in names if x in graph.initializers}
+    wanted = sorted(set(names) - {x.name for x in graph.model.graph.input} - constants.keys())
     model = onnx.ModelProto()
     model.CopyFrom(graph.model)
     known = {x.name for x in model.graph.output}
@@ -37,14 +38,14 @@ def run(graph: Graph, names: Iterable[str], inputs: Sequence[Mapping[str, Any]] 
         ) from error
     if inputs is not None:
         try:
-            return [dict(given) | _results(session, wanted, given) for given in inputs]
+            return [constants | dict(given) | _results(session, wanted, given) for given in inputs]
         except Exception as error:
             raise RuntimeError(f"the model could not be run on inputs: {error}") from error
     failed: Exception | None = None
     for scale in SCALES:
         try:
             tried = [random_inputs(graph, batch, scale * frames) for batch, frames in SIZES]
-            return [given | _results(session, wanted, given) for given in tried]
+            return [constants | given | _results(session, wanted, given) for given in tried]
         except Exception as error:
             failed = failed or error
     raise RuntimeError(
