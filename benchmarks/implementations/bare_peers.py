@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,95 @@ def nemo_transformer() -> Any:
         "nemo.collections.asr.parts.submodules.subsampling", FeatureStacking=nn.Module, StackingSubsampling=nn.Module
     )
     return _alone("nemo.collections.asr.modules.transformer_encoder")
+
+
+class _TypeCheck:
+    """The decorator typecheck of NeMo, which checks nothing here."""
+
+    def __call__(self, function: Any) -> Any:
+        return function
+
+
+class _Adapters:
+    """The part of NeMo's mixin of adapters that its layers call."""
+
+    def is_adapter_available(self) -> bool:
+        return False
+
+
+class _Access:
+    """The part of NeMo's AccessMixin that its encoder calls."""
+
+    def is_access_enabled(self, *_: Any) -> bool:
+        return False
+
+
+def _real(dotted: str, *parents: str) -> Any:
+    """Load a module alone; those of `parents` that were replaced by stubs are loaded, too."""
+    for name in parents:
+        if getattr(sys.modules.get(name), "__file__", None) is None:
+            sys.modules.pop(name, None)
+    return _alone(dotted)
+
+
+def nemo_encoder() -> Any:
+    """Load the module of NeMo's ConformerEncoder."""
+    nemo()
+    parts = "nemo.collections.asr.parts"
+    _module("nemo.utils", logging=logging.getLogger("nemo"))
+    for name in ("nemo.core", "nemo.core.classes", "nemo.collections.common.parts", f"{parts}.submodules.adapters"):
+        for n in range(1, name.count(".") + 2):
+            _module(".".join(name.split(".")[:n]))
+    for name in ("nemo.collections.asr.models", f"{parts}.mixins", f"{parts}.utils", f"{parts}.utils.adapter_utils"):
+        _module(name)
+    _module("nemo.collections.asr.models.configs", CacheAwareStreamingConfig=functools.partial(
+        types.SimpleNamespace, chunk_size=0, shift_size=0, cache_drop_size=0, last_channel_cache_size=0, valid_out_len=0,
+        pre_encode_cache_size=0, drop_extra_pre_encoded=0, last_channel_num=0, last_time_num=0,
+    ))  # fmt: skip
+    _module(f"{parts}.mixins.streaming", StreamingEncoder=type("StreamingEncoder", (), {}))
+    _module("nemo.core.classes.common", typecheck=_TypeCheck)
+    _module("nemo.core.classes.exportable", Exportable=type("Exportable", (), {}))
+    adapters = types.SimpleNamespace(AdapterModuleMixin=_Adapters, get_registered_adapter=lambda kind: kind)
+    _module("nemo.core.classes.mixins", AccessMixin=_Access, adapter_mixins=adapters)
+    _module("nemo.core.classes.module", NeuralModule=nn.Module)
+    types_of_values = [
+        "AcousticEncodedRepresentation",
+        "BoolType",
+        "ChannelType",
+        "LengthsType",
+        "NeuralType",
+        "SpectrogramType",
+    ]
+    _module("nemo.core.neural_types", **dict.fromkeys(types_of_values, object))
+    mixin = type("AttentionAdapterModuleMixin", (_Adapters,), {})
+    _module(f"{parts}.submodules.adapters.attention_adapter_mixin", AttentionAdapterModuleMixin=mixin)
+    _module("nemo.collections.common.parts.utils", activation_registry={"swish": nn.SiLU})
+    with _stub("omegaconf", DictConfig=dict, ListConfig=list, open_dict=None):
+        return _real("nemo.collections.asr.modules.conformer_encoder", f"{parts}.submodules.subsampling")
+
+
+def espnet_encoder() -> Any:
+    """Load the module of ESPnet's ConformerEncoder."""
+    for name in ("espnet2", "espnet2.asr", "espnet2.asr.frontend"):
+        _module(name)
+    _module("espnet2.asr.ctc", CTC=nn.Module)
+    _module("espnet2.asr.frontend.cnn", dim_1_layer_norm=None)
+    with _stub("typeguard", typechecked=lambda function: function):
+        utilities = "espnet.nets.pytorch_backend.nets_utils"
+        return _real("espnet2.asr.encoder.conformer_encoder", utilities, "espnet2.asr.encoder.abs_encoder")
+
+
+@contextlib.contextmanager
+def _stub(name: str, **attributes: Any) -> Iterator[None]:
+    """A context in which an empty module replaces one, installed or not."""
+    before = sys.modules.pop(name, None)
+    _module(name, **attributes)
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+        if before is not None:
+            sys.modules[name] = before
 
 
 def enformer() -> Any:

@@ -2,10 +2,11 @@
 implementations.memory WORK NAME LENGTHS DEVICE.
 
 WORK: "attention" (forward and backward, B1 H8 D64, L = M), "step" (a training step of two layers
-with enwik8-base's sizes, B1), "peer" (another library's layer) or "encoder" (a whole one, forward).
-NAME: of the implementation; for "peer" and "encoder" the method and the title. LENGTHS, separated
-by commas, are measured in this order after a tiny one, so that libraries loaded on first use do not
-count.
+with enwik8-base's sizes, B1), "peer" (another library's layer), "encoder" (a whole one, forward) or
+"onnx" (layers in ONNX Runtime, forward).
+NAME: of the implementation; for "peer" and "encoder" the method and the title, for "onnx" the
+method and the number of layers. LENGTHS, separated by commas, are measured in this order after a
+tiny one, so that libraries loaded on first use do not count.
 It prints a line of JSON for each length, with length, seconds, and peak_mib above the memory used
 before by inputs or parameters.
 """
@@ -67,11 +68,23 @@ def work(kind: str, name: str, length: int, machine: Machine) -> Callable[[], ob
         if kind == "encoder":
             return peers.encoder_entry(title, method, length).run
         return peers.layer_step(title, method, max(length, min(peers.BATCHES)), backward=True)
+    if kind == "onnx":
+        from implementations import onnx_encoders
+
+        method, layers = name.split()
+        return onnx_encoders.run_of(_session(method, int(layers)), length)
     from implementations.models import ENWIK8_BASE  # not imported for attention alone
     from implementations.training import TRAINED, step
 
     config = replace(ENWIK8_BASE, n_layer=2, mem_len=length)
     return step(TRAINED[name].make, config, 1, length, machine.device)
+
+
+@functools.cache
+def _session(method: str, layers: int) -> Any:
+    from implementations import onnx_encoders
+
+    return onnx_encoders.session_of(method, layers, projections=True)
 
 
 def _high_water() -> float:

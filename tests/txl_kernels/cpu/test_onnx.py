@@ -259,7 +259,8 @@ def test_wrong_attributes_are_refused_when_the_model_is_loaded(changes: dict[str
 
 
 def test_example_of_the_documentation() -> None:
-    code, _ = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "how-to" / "onnx.md").read_text(), flags=re.DOTALL)
+    page = (ROOT / "docs" / "how-to" / "onnx.md").read_text()
+    [*_, code] = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
     exec(compile(code, "onnx.md", "exec"), {})
 
 

@@ -317,5 +317,5 @@ def test_program_of_torch_export() -> None:
 
 
 def test_example_of_the_documentation() -> None:
-    _, code = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "how-to" / "onnx.md").read_text(), flags=re.DOTALL)
+    _, code, _ = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "how-to" / "onnx.md").read_text(), flags=re.DOTALL)
     exec(compile(code, "onnx.md", "exec"), {})

@@ -1,0 +1,146 @@
+"""A model's graph as `rewrite` reads it: who makes and uses a tensor, small constants, and what is
+left when nodes are replaced."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+MAX_CONSTANT = 64  # elements of a constant that is read
+
+
+class Graph:
+    """The outermost graph of a model.
+
+    folder: that of the files of initializers that are not loaded.
+
+    Raises:
+        ValueError: such a file is not there.
+    """
+
+    def __init__(self, model: onnx.ModelProto, folder: str) -> None:
+        self.model = model
+        self.folder = folder
+        self.nodes: list[onnx.NodeProto] = list(model.graph.node)
+        self.initializers = {x.name: x for x in model.graph.initializer}
+        self.outputs = {x.name for x in model.graph.output}
+        self._index()
+        for tensor in model.graph.initializer:
+            for entry in tensor.external_data:
+                if entry.key == "location" and not (Path(folder) / entry.value).is_file():
+                    raise ValueError(f"folder must have the model's file of initializers {entry.value}, got {folder!r}")
+
+    def _index(self) -> None:
+        self.producers = {name: node for node in self.nodes for name in node.output if name}
+        self.consumers: dict[str, list[onnx.NodeProto]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(inputs_of(node)):
+                self.consumers.setdefault(name, []).append(node)
+
+    def producer(self, name: str) -> onnx.NodeProto | None:
+        return self.producers.get(name)
+
+    def opset(self) -> int:
+        """Return the version of ONNX's own operators."""
+        return max((x.version for x in self.model.opset_import if x.domain in ("", "ai.onnx")), default=0)
+
+    def constant(self, name: str) -> np.ndarray[Any, Any] | None:
+        """Return the value of a small constant, or None."""
+        node = self.producers.get(name)
+        tensor = self.initializers.get(name)
+        if node is not None and node.op_type == "Identity":
+            return self.constant(node.input[0])
+        if node is not None and node.op_type == "Constant":
+            [given] = [onnx.helper.get_attribute_value(x) for x in node.attribute]
+            if not isinstance(given, onnx.TensorProto):
+                return np.asarray(given) if isinstance(given, (int, float, list)) else None
+            tensor = given
+        if tensor is None or int(np.prod(tensor.dims)) > MAX_CONSTANT:
+            return None
+        return np.asarray(numpy_helper.to_array(tensor, base_dir=self.folder))
+
+    def value(self, name: str) -> np.ndarray[Any, Any]:
+        """Return the value of an initializer."""
+        return np.asarray(numpy_helper.to_array(self.initializers[name], base_dir=self.folder))
+
+    def scalar(self, name: str) -> float | None:
+        """Return the value of a constant with one element, or None."""
+        value = self.constant(name)
+        if value is None or value.size != 1 or value.dtype.kind not in "biuf":
+            return None
+        return float(value.reshape(-1)[0])
+
+    def between(self, starts: Iterable[str], end: str) -> tuple[list[onnx.NodeProto], list[str]]:
+        """Return the nodes by which a tensor depends on others, in their order, with the constants
+        that they read; and the further tensors that they read."""
+        dependent, found = set(starts), []
+        for node in living(self.nodes, [end]):
+            if dependent.intersection(inputs_of(node)) and not dependent.intersection(node.output):
+                dependent.update(node.output)
+                found.append(node)
+        found = living(found, [end])
+        names = dict.fromkeys(name for node in found for name in inputs_of(node))
+        made = {name for node in found for name in node.output} | set(starts) | self.initializers.keys()
+        constants = [x for name in names if (x := self.producer(name)) is not None and x.op_type == "Constant"]
+        made.update(x.output[0] for x in constants)
+        return [*constants, *found], [name for name in names if name not in made]
+
+    def replace(self, node: onnx.NodeProto, new: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+        """Return the nodes that are left if others make a node's output."""
+        nodes = [x for old in self.nodes for x in (new if old is node else (old,))]
+        return living(nodes, self.outputs)
+
+    def set_nodes(self, nodes: Sequence[onnx.NodeProto]) -> None:
+        self.nodes = list(nodes)
+        self._index()
+
+    def store(self) -> None:
+        """Write the nodes to the model, without initializers and types of tensors that are gone."""
+        graph = self.model.graph
+        del graph.node[:]
+        graph.node.extend(self.nodes)
+        used = {name for node in self.nodes for name in inputs_of(node)} | self.outputs
+        made = {name for node in self.nodes for name in node.output}
+        given = {x.name for x in graph.input}
+        for field, names in ((graph.initializer, used | given), (graph.value_info, made)):
+            kept = [x for x in field if x.name in names]
+            if len(kept) < len(field):
+                del field[:]
+                field.extend(kept)
+        # Tools that infer types, such as quantize_dynamic, do not know the operator.
+        typed = {x.name for x in (*graph.value_info, *graph.output)}
+        outputs = [x.output[0] for x in self.nodes if x.domain == "txl" and x.output[0] not in typed]
+        tensor = onnx.helper.make_tensor_value_info
+        graph.value_info.extend(tensor(name, onnx.TensorProto.FLOAT, [None] * 4) for name in outputs)
+        if all(x.domain != "txl" for x in self.model.opset_import):
+            self.model.opset_import.append(onnx.helper.make_opsetid("txl", 1))
+
+
+def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
+    for x in node.attribute:
+        if x.name == name:
+            return onnx.helper.get_attribute_value(x)
+    return default
+
+
+def inputs_of(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the tensors that a node reads, those that its inner graphs read included."""
+    yield from (name for name in node.input if name)
+    for x in node.attribute:
+        for graph in [x.g] * x.HasField("g") + list(x.graphs):
+            for inner in graph.node:
+                yield from inputs_of(inner)
+            yield from (x.name for x in graph.output)
+
+
+def living(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
+    """Return the nodes on which the outputs depend, in their order, which is topological."""
+    needed, kept = set(outputs), []
+    for node in reversed(nodes):
+        if needed.intersection(node.output):
+            needed.update(inputs_of(node))
+            kept.append(node)
+    return kept[::-1]

@@ -1,0 +1,213 @@
+"""The rewriting of a model: each attention that was found is checked in the record of a run,
+replaced, and compared with the record."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from txl_kernels.onnx import trial
+from txl_kernels.onnx.graph import Graph
+from txl_kernels.onnx.replacement import Writer, bounds, operator, transposed
+from txl_kernels.onnx.report import Report, Row
+from txl_kernels.onnx.scores import Attention, Mask, Refused, find
+
+MIN_OPSET = 13
+TOLERANCE = 1e-4  # of outputs, relative to the largest value
+Limits = dict[Mask, tuple[Writer, tuple[str, str]]]
+
+
+def rewritten(model: Any, inputs: Sequence[Mapping[str, Any]] | None, folder: str | os.PathLike[str]) -> Report:
+    """See `txl_kernels.onnx.rewrite`."""
+    if not isinstance(model, onnx.ModelProto):
+        raise TypeError(f"model must be an onnx.ModelProto (of onnx.load), got {type(model).__name__}")
+    if inputs is not None and not (inputs and all(isinstance(x, Mapping) for x in inputs)):
+        raise TypeError(f"inputs must be None, or a sequence with a dictionary of arrays for each run, got {inputs!r}")
+    graph = Graph(model, os.fspath(folder))
+    if graph.opset() < MIN_OPSET:
+        raise ValueError(f"model must have opset {MIN_OPSET} or newer, got {graph.opset()}")
+    found = list(find(graph))
+    read = [attention for attention, refused in found if refused is None]
+    runs = trial.run(graph, {name for x in read for name in _recorded(graph, x)}, inputs) if read else []
+    rows: list[Row] = []
+    limits: Limits = {}
+    for number, (attention, refused) in enumerate(found):
+        try:
+            if refused is not None:
+                raise refused
+            _replace(graph, attention, runs, f"txl/{number}", limits)
+        except Refused as error:
+            rows.append(Row(attention.name, str(error), error.concerns))
+        else:
+            rows.append(Row(attention.name))
+    if any(row.reason is None for row in rows):
+        graph.store()
+    return Report(tuple(rows))
+
+
+def _recorded(graph: Graph, attention: Attention) -> list[str]:
+    """Return the tensors that the checks and the replacement read."""
+    operands, products = attention.operands(graph), attention.products
+    _, others = graph.between(operands, attention.node.output[0])
+    names = [*operands, *others, *(x.root for x in attention.masks), *(_zeroed(graph, attention) or [])]
+    return [*names, *(name for x in products for name in x.node.input), attention.position.output]
+
+
+def _replace(graph: Graph, attention: Attention, runs: list[trial.Arrays], prefix: str, limits: Limits) -> None:
+    """Replace an attention in the graph, or raise `Refused` and leave the graph as it is."""
+    content, position, output = attention.content, attention.position, attention.node.output[0]
+    for record in runs:
+        _check_tensors(record, attention)
+    _check_sizes(graph, [record[position.output].shape for record in runs])
+    alone, _ = graph.between(attention.operands(graph), output)
+    drawn = [record | _draw(graph, record, attention) for record in runs]
+    wanted = [trial.run_nodes(graph, alone, x, [output, position.output, position.moved]) for x in drawn]
+    for result in wanted:
+        _check_shift(result[position.output], result[position.moved], position.factor)
+    writer, new = Writer(graph, prefix), []
+    own: list[tuple[str, str]] = []
+    made: Limits = {}
+    for n, mask in enumerate(dict.fromkeys(attention.masks)):
+        if mask not in limits:
+            of_mask = Writer(graph, f"{prefix}/mask_{n}")
+            made[mask] = of_mask, bounds(of_mask, mask, runs[0][mask.root].ndim)
+            new += of_mask.nodes
+        own.append((limits | made)[mask][1])
+    sizes = [(x[attention.values].shape[2], *x[position.output].shape[2:]) for x in runs]  # keys, queries, rows
+    has_memory = any(keys > queries for keys, queries, _ in sizes)
+    is_longer = any(rows > keys + queries - 1 for keys, queries, rows in sizes)
+    keys = transposed(writer, content.node.input[1])
+    is_one = any(x[position.node.input[1]].shape[0] < x[position.output].shape[0] for x in runs)
+    operator(writer, attention, content, position, keys, own, has_memory, is_longer, is_one)
+    own_nodes = [*_earlier(attention, limits), *new, *writer.nodes]
+    for record, inputs, result in zip(runs, drawn, wanted, strict=True):
+        try:
+            got = trial.run_nodes(graph, own_nodes, inputs, [output])[output]
+        except Exception as error:
+            raise Refused(f"the operator refuses its inputs: {error}") from error
+        _compare(got, result[output], inputs[attention.values], _unused(graph, record, result[output], attention))
+    nodes = graph.replace(attention.node, [*new, *writer.nodes])
+    alive = {name for node in nodes for name in node.output}
+    if {attention.softmax, position.output, content.output} & alive:
+        inner = {name for node in alone for name in node.output} - {output}
+        used = {x.op_type for x in nodes if inner.intersection(x.input) and not inner.intersection(x.output)}
+        raise Refused(
+            f"its scores or weights are used elsewhere, by {' and '.join(sorted(used)) or 'an output of the graph'}"
+        )
+    graph.set_nodes(nodes)
+    limits |= made
+
+
+def _earlier(attention: Attention, limits: Limits) -> list[onnx.NodeProto]:
+    """Return the nodes of bounds that earlier attentions have made of this one's masks."""
+    return [node for mask in dict.fromkeys(attention.masks) if mask in limits for node in limits[mask][0].nodes]
+
+
+def _check_tensors(record: trial.Arrays, attention: Attention) -> None:
+    """Check the shapes and types of an attention's tensors in the record of a run."""
+    factors = (*attention.content.node.input, *attention.position.node.input, attention.values)
+    tensors = [record[x] for x in factors]
+    query, keys, query_position, rows, values = (list(x.shape) for x in tensors)
+    if any(x.dtype != np.float32 for x in tensors):
+        raise Refused(f"its tensors have to be float32, got {sorted({str(x.dtype) for x in tensors})}")
+    if {len(query), len(keys), len(rows), len(values)} != {4}:
+        raise Refused(f"its tensors have to be [B, H, L, D], got {query}, {keys}, {rows} and {values}")
+    (batch, heads, length, width), total = query, keys[3]
+    if keys != [batch, heads, width, total] or values[:3] != [batch, heads, total] or total < length:
+        raise Refused(f"queries {query} do not fit keys {keys} and values {values}")
+    if query_position[:3] != query[:3] or rows[0] not in (1, batch) or rows[1] != heads:
+        raise Refused(f"queries {query_position} do not fit the table of positions {rows}")
+    if (tensors[3] != tensors[3][:1]).any():
+        raise Refused("its table of positions is not the same for all batch rows")
+    if rows[3] < length + total - 1:
+        raise Refused(
+            f"its table of positions has {rows[3]} rows, but {length} queries of {total} keys need {length + total - 1}"
+        )
+    for mask in attention.masks:
+        root = record[mask.root]
+        if root.dtype != bool:
+            raise Refused(f"its mask {mask.root} has to be boolean, got {root.dtype}")
+
+
+def _draw(graph: Graph, record: trial.Arrays, attention: Attention) -> trial.Arrays:
+    """Return random operands of an attention, with the shapes of a record; a table that is the same
+    for all batch rows. The model's own could be all alike."""
+    rng = np.random.default_rng(0)
+    drawn: trial.Arrays = {}
+    for name, is_table in attention.operands(graph).items():
+        shape = record[name].shape
+        values = rng.standard_normal((1, *shape[1:]) if is_table else shape, dtype=np.float32)
+        drawn[name] = np.broadcast_to(values, shape).copy()
+    return drawn
+
+
+def _check_shift(before: Any, after: Any, factor: float) -> None:
+    """Check that each score of positions has moved to the column of its distance.
+
+    before: the scores [B, H, L, T] of rows in descending order of their distance. after: [B, H, L,
+    S], multiplied by the factor.
+    """
+    length, total = after.shape[2:]
+    columns = length - 1 - np.arange(length)[:, None] + np.arange(total)
+    if after.shape[:3] != before.shape[:3] or columns.max() >= before.shape[3]:
+        raise Refused(f"scores of {list(before.shape)} become {list(after.shape)}, which is no relative shift")
+    if not np.allclose(after, factor * before[:, :, np.arange(length)[:, None], columns], rtol=1e-6, atol=0):
+        raise Refused("it does not move each score of positions to the column of its distance")
+
+
+def _check_sizes(graph: Graph, shapes: list[tuple[int, ...]]) -> None:
+    """Check that the runs have had several batch rows and lengths, where the model takes any.
+
+    shapes: those of the scores of positions [B, H, L, T].
+    """
+    sizes = [list(x.type.tensor_type.shape.dim) for x in graph.model.graph.input if x.name not in graph.initializers]
+    is_any = [[not size.HasField("dim_value") for size in axes] for axes in sizes]
+    if any(axes[0] for axes in is_any if axes) and max(shape[0] for shape in shapes) < 2:
+        raise Refused("all runs have one batch row, but the model takes any number: give rewrite inputs with two")
+    if any(any(axes[1:]) for axes in is_any) and len({shape[2:] for shape in shapes}) < 2:
+        length = shapes[0][2]
+        raise Refused(
+            f"all runs have {length} queries, but the model takes any number: give rewrite inputs of two lengths"
+        )
+
+
+def _zeroed(graph: Graph, attention: Attention) -> list[str] | None:
+    """Return the outputs of the Where nodes that set parts of an attention's output to 0; None if
+    others read it, too."""
+    name = attention.node.output[0]
+    readers = [x for x in graph.consumers.get(name, []) if x.op_type != "Shape"]
+    for x in readers:
+        if x.op_type != "Where" or all(graph.scalar(y) != 0 for y in x.input[1:] if y != name):
+            return None
+    return None if name in graph.outputs else [x.output[0] for x in readers]
+
+
+def _blind(record: trial.Arrays, attention: Attention) -> np.ndarray[Any, Any]:
+    """Return whether a query sees no key, [B or 1, 1, L or 1, 1]."""
+    seen: np.ndarray[Any, Any] = np.ones((1, 1, 1, 1), bool)
+    for mask in attention.masks:
+        root = record[mask.root]
+        for added in mask.added:
+            root = np.expand_dims(root, added)
+        seen = seen & (~root if mask.hides else root)
+    return np.asarray(~seen.any(-1, keepdims=True))
+
+
+def _unused(graph: Graph, record: trial.Arrays, wanted: Any, attention: Attention) -> Any:
+    """Return where the operator's output may be another: at queries that see no key, if the graph's
+    is not a number, or all that reads it is a Where that sets it to 0."""
+    blind = _blind(record, attention)
+    later = [record[x] for x in _zeroed(graph, attention) or []]
+    return blind & (np.isnan(wanted) | (bool(later) and not any((blind & (x != 0)).any() for x in later)))
+
+
+def _compare(got: Any, wanted: Any, values: Any, unused: Any) -> None:
+    """Compare the output of the new nodes with that of the graph, both for these values."""
+    if got.shape != wanted.shape:
+        raise Refused(f"the operator's output is {list(got.shape)}, not {list(wanted.shape)}")
+    difference = np.where(unused, 0, np.nan_to_num(np.abs(got - wanted), nan=np.inf)).max(initial=0)
+    allowed = TOLERANCE * max(1.0, float(np.abs(values).max(initial=0)))
+    if not difference <= allowed:
+        raise Refused(f"the operator's output differs by {difference:.1e}, more than {allowed:.1e}")

@@ -1,0 +1,121 @@
+"""Runs of a model on small inputs, which record the tensors of its attentions, and of nodes alone
+on such a record."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from txl_kernels.onnx.graph import Graph, inputs_of
+from txl_kernels.onnx.library import library
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+SIZES = ((2, 131), (3, 203), (1, 97))  # batch rows and frames of the runs
+SCALES = (1, 16, 128)  # multiples of these frames, for models that shorten their input more
+
+
+def run(graph: Graph, names: Collection[str], inputs: Sequence[Mapping[str, Any]] | None) -> list[Arrays]:
+    """Return the values of tensors of the model in some runs, the model's inputs included.
+
+    inputs: those of the runs; None for random ones.
+
+    Raises:
+        RuntimeError: the model could not be run; the message has the runtime's.
+    """
+    constants = {x: graph.value(x) for x in names if x in graph.initializers}
+    wanted = sorted(set(names) - {x.name for x in graph.model.graph.input} - constants.keys())
+    model = onnx.ModelProto()
+    model.CopyFrom(graph.model)
+    known = {x.name for x in model.graph.output}
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in known)
+    try:
+        session = _session(model, graph.folder)
+    except Exception as error:
+        raise RuntimeError(
+            f"ONNX Runtime could not load the model, which `rewrite` runs on small inputs: {error}"
+        ) from error
+    if inputs is not None:
+        try:
+            return [constants | dict(given) | _results(session, wanted, given) for given in inputs]
+        except Exception as error:
+            raise RuntimeError(f"the model could not be run on inputs: {error}") from error
+    failed: Exception | None = None
+    for scale in SCALES:
+        try:
+            tried = [random_inputs(graph, batch, scale * frames) for batch, frames in SIZES]
+            return [constants | given | _results(session, wanted, given) for given in tried]
+        except Exception as error:
+            failed = failed or error
+    raise RuntimeError(
+        "the model could not be run on random inputs; give rewrite examples of its inputs "
+        f"(inputs=[{{name: array}}, ...]): {failed}"
+    ) from failed
+
+
+def run_nodes(graph: Graph, nodes: Sequence[onnx.NodeProto], values: Mapping[str, Any], names: Sequence[str]) -> Arrays:
+    """Return tensors that nodes compute of given values, in a model of their own."""
+    made = {name for node in nodes for name in node.output}
+    needed = dict.fromkeys(name for node in nodes for name in inputs_of(node) if name not in made)
+    constants = [graph.initializers[x] for x in needed if x in graph.initializers and x not in values]
+    given = {name: np.asarray(values[name]) for name in needed if name in values}
+    helper = onnx.helper
+    declared = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), [None] * x.ndim)
+        for name, x in given.items()
+    ]
+    versions = [x for x in graph.model.opset_import if x.domain != "txl"] + [helper.make_opsetid("txl", 1)]
+    small = helper.make_graph(nodes, "attention", declared, [onnx.ValueInfoProto(name=x) for x in names], constants)
+    model = helper.make_model(small, opset_imports=versions, ir_version=graph.model.ir_version)
+    return _results(_session(model, graph.folder), names, given)
+
+
+def random_inputs(graph: Graph, batch: int, frames: int) -> Arrays:
+    """Return random arrays for the model's inputs.
+
+    Raises:
+        ValueError: the values of an input cannot be guessed.
+    """
+    rng = np.random.default_rng(frames)
+    given: Arrays = {}
+    inputs = [x for x in graph.model.graph.input if x.name not in graph.initializers]
+    shapes = {x.name: _shape(x, batch, frames) for x in inputs}
+    longest = frames if any(frames in shape[1:] for shape in shapes.values()) else max(map(max, shapes.values()))
+    for x in inputs:
+        shape, dtype = shapes[x.name], onnx.helper.tensor_dtype_to_np_dtype(x.type.tensor_type.elem_type)
+        if np.issubdtype(dtype, np.floating):
+            given[x.name] = rng.standard_normal(shape).astype(dtype)
+            continue
+        # The first batch row is full, the others are padded.
+        full = 3 if "cache" in x.name else longest if len(shape) == 1 else shape[-1]
+        lengths = np.array([full - full * row // (len(shape) and shape[0] + 1) for row in range((shape or (1,))[0])])
+        if len(shape) == 1:
+            given[x.name] = lengths.astype(dtype)
+        elif len(shape) == 2:
+            given[x.name] = (np.arange(shape[1]) < lengths[:, None]).astype(dtype)
+        else:
+            raise ValueError(f"no values are known for the input {x.name}, {dtype} {list(shape)}")
+    return given
+
+
+def _shape(x: onnx.ValueInfoProto, batch: int, frames: int) -> tuple[int, ...]:
+    return tuple(
+        size.dim_value if size.HasField("dim_value") else (frames if axis else batch)
+        for axis, size in enumerate(x.type.tensor_type.shape.dim)
+    )
+
+
+def _results(session: Any, names: Sequence[str], given: Mapping[str, Any]) -> Arrays:
+    return dict(zip(names, session.run(names, dict(given)), strict=True)) if names else {}
+
+
+def _session(model: onnx.ModelProto, folder: str) -> Any:
+    """Return a session that keeps every tensor, without optimizations."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4  # errors are raised, too
+    options.intra_op_num_threads = 2
+    options.register_custom_ops_library(library())
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
