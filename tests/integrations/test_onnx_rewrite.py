@@ -343,7 +343,7 @@ def test_example_of_the_documentation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "onnx.md").read_text()
-    code, _ = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
+    code = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)[0]
     [printed] = re.findall(r"```text\n(.*?)```", page, flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
