@@ -483,6 +483,16 @@ def test_nodes_in_another_order_and_functions() -> None:
     assert_close(run(model, given), run(before, given))
 
 
+def test_a_number_that_a_run_may_change() -> None:
+    """An initializer that is an input, too, is no constant."""
+    model = small(Small())
+    division = next(node for node in model.graph.node if node.op_type == "Div")
+    model.graph.input.append(onnx.helper.make_tensor_value_info("number", onnx.TensorProto.FLOAT, []))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(3), "number"))
+    division.input[1] = "number"
+    assert re.search("by what is not a constant number", str(rewrite(model).rows[0].reason))
+
+
 def test_inputs_that_cannot_be_guessed() -> None:
     model = small(Small())
     model.graph.input.append(onnx.helper.make_tensor_value_info("number", onnx.TensorProto.INT64, []))

@@ -57,7 +57,10 @@ class Graph:
         return max((x.version for x in self.model.opset_import if x.domain in ("", "ai.onnx")), default=0)
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Return the value of a small constant, or None."""
+        """Return the value of a small constant, or None; a run may give other values for an
+        initializer that is an input of the model, too."""
+        if any(x.name == name for x in self.model.graph.input):
+            return None
         node = self.producers.get(name)
         tensor = self.initializers.get(name)
         if node is not None and node.op_type == "Identity":
