@@ -312,6 +312,7 @@ def test_wrong_arguments_are_refused() -> None:
     model = exported("ESPnet")
     for wrong, kind, message in (
         ({"model": "model.onnx"}, TypeError, r"model must be an onnx.ModelProto \(of onnx.load\), got str"),
+        ({"folder": 3}, TypeError, "folder must be a path, got 3"),
         ({"inputs": []}, TypeError, r"inputs must be None, or .* a dictionary of arrays for each run, got \[\]"),
         ({"inputs": [{"other": np.zeros(3)}]}, RuntimeError, "the model could not be run on inputs: .*features"),
     ):  # fmt: skip
@@ -481,6 +482,18 @@ def test_nodes_in_another_order_and_functions() -> None:
     assert len(rewrite(model).replaced) == 1
     given = small_inputs(12, np.ones(12), np.arange(12) < 7)
     assert_close(run(model, given), run(before, given))
+
+
+def test_weights_that_an_inner_graph_reads() -> None:
+    model = small(Small())
+    weights = next(node.output[0] for node in model.graph.node if node.op_type == "Softmax")
+    helper = onnx.helper
+    read = helper.make_node("ReduceSum", [weights], ["sum"], keepdims=0)
+    branch = helper.make_graph([read], "branch", [], [onnx.ValueInfoProto(name="sum")])
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "condition"))
+    model.graph.node.append(helper.make_node("If", ["condition"], ["read"], then_branch=branch, else_branch=branch))
+    model.graph.output.append(onnx.ValueInfoProto(name="read"))
+    assert rewrite(model).rows[0].reason == "its scores or weights are used elsewhere, by If"
 
 
 def test_a_number_that_a_run_may_change() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from txl_kernels.onnx import trial
-from txl_kernels.onnx.graph import Graph
+from txl_kernels.onnx.graph import Graph, inputs_of
 from txl_kernels.onnx.replacement import Writer, bounds, operator, transposed
 from txl_kernels.onnx.report import Report, Row
 from txl_kernels.onnx.scores import Attention, Mask, Refused, find
@@ -29,6 +29,8 @@ def rewritten(model: Any, inputs: Sequence[Mapping[str, Any]] | None, folder: st
         raise TypeError(
             f"inputs must be None, or a sequence with a dictionary of arrays for each run, got {reprlib.repr(inputs)}"
         )
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"folder must be a path, got {folder!r}")
     graph = Graph(model, os.fspath(folder))
     if graph.opset() < MIN_OPSET:
         raise ValueError(f"model must have opset {MIN_OPSET} or newer, got {graph.opset()}")
@@ -109,7 +111,7 @@ def _replace(graph: Graph, attention: Attention, runs: list[trial.Arrays], prefi
     if {attention.softmax, position.output, content.output} & alive:
         between, _ = graph.between(attention.operands(graph), [output])
         inner = {name for node in between for name in node.output} - {output}
-        used = {x.op_type for x in nodes if inner.intersection(x.input) and not inner.intersection(x.output)}
+        used = {x.op_type for x in nodes if inner.intersection(inputs_of(x)) and not inner.intersection(x.output)}
         raise Refused(
             f"its scores or weights are used elsewhere, by {' and '.join(sorted(used)) or 'an output of the graph'}"
         )
