@@ -47,7 +47,7 @@ def intervals(mask: Tensor, *, visible: bool, check: bool = True) -> tuple[Tenso
         return start, end
     if torch.compiler.is_compiling():
         torch._assert_async(hole < 0, "mask has a hidden key between visible ones")
-        start = refused_with(hole, start)
+        start, end = refused_with(hole, start), refused_with(hole, end)
     elif int(hole) >= 0:
         row, query = divmod(int(hole), start.size(1))
         raise ValueError(
@@ -65,13 +65,13 @@ def scan(mask: Tensor, visible: bool) -> tuple[Tensor, Tensor, Tensor]:
     return start, end, hole
 
 
-def refused_with(hole: Tensor, start: Tensor) -> Tensor:
-    """Return start; in a graph that is exported, -1 instead if there is a hole, which the operators
-    refuse: torch.onnx.export drops assertions.
+def refused_with(hole: Tensor, bound: Tensor) -> Tensor:
+    """Return start or end; in a graph that is exported, -1 instead if there is a hole, which the
+    operators refuse: torch.onnx.export drops assertions.
 
-    hole, start: as `scan` returns them.
+    hole, bound: as `scan` returns them.
     """
-    return torch.where(hole < 0, start, -1) if exporting() else start
+    return torch.where(hole < 0, bound, -1) if exporting() else bound
 
 
 def _rows(mask: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Exported encoders of other libraries, rewritten, against themselves."""
 
 import collections
+import math
 import re
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from onnx_exports import (
     streaming_inputs,
     to_onnx,
 )
+from torch import Tensor, nn
 
 from txl_kernels.onnx import rewrite
 
@@ -310,6 +312,7 @@ def test_wrong_arguments_are_refused() -> None:
     model = exported("ESPnet")
     for wrong, kind, message in (
         ({"model": "model.onnx"}, TypeError, r"model must be an onnx.ModelProto \(of onnx.load\), got str"),
+        ({"folder": 3}, TypeError, "folder must be a path, got 3"),
         ({"inputs": []}, TypeError, r"inputs must be None, or .* a dictionary of arrays for each run, got \[\]"),
         ({"inputs": [{"other": np.zeros(3)}]}, RuntimeError, "the model could not be run on inputs: .*features"),
     ):  # fmt: skip
@@ -339,11 +342,184 @@ def test_a_model_that_is_rewritten_twice() -> None:
     assert model == once
 
 
+WIDTH, AXES = 16, {0: "batch", 1: "frames"}
+LOWEST = float(np.finfo(np.float32).min)
+
+
+class Small(nn.Module):
+    """An attention with two heads that reads a mask [B, L] or other integers.
+
+    scores: makes the scores of the sum of both products and the mask. after: reads the weights and
+    the hidden keys. shift: changes the shifted scores of positions. distances: [B or 1, 2 L - 1].
+    """
+
+    def __init__(self, scores: Any = None, after: Any = None, shift: Any = None, distances: Any = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.query, self.query_position, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.scores, self.after, self.shift, self.distances = scores, after, shift, distances
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        length = x.size(1)
+        query, query_position, key, value = (
+            layer(x).view(x.size(0), -1, 2, WIDTH // 2).transpose(1, 2)
+            for layer in (self.query, self.query_position, self.key, self.value)
+        )
+        distances = torch.arange(length - 1, -length, -1.0)[None]
+        distances = distances if self.distances is None else self.distances(distances, mask)
+        rows = torch.sin(distances[..., None] * torch.arange(0.1, 1.7, 0.1))
+        rows = rows.view(rows.size(0), -1, 2, WIDTH // 2).transpose(1, 2)
+        position = query_position @ rows.transpose(-1, -2)
+        total = position.size(3)
+        moved = nn.functional.pad(position, (1, 0)).view(x.size(0), 2, -1, length)[:, :, 1:]
+        moved = moved.reshape(x.size(0), 2, length, total)
+        moved = moved[..., :length] if self.shift is None else self.shift(moved, length, mask)
+        hidden = (mask == 0)[:, None, None]
+        added = (query @ key.transpose(-1, -2) + moved) / 3
+        weights = torch.softmax(added if self.scores is None else self.scores(added, hidden), -1)
+        weights = weights if self.after is None else self.after(weights, hidden)
+        return (weights @ value).transpose(1, 2).reshape(x.size(0), length, WIDTH)
+
+
+def small(model: nn.Module, axes: dict[int, str] = AXES) -> Any:
+    """Return a model that is exported with a mask, or with integers for each batch row."""
+    mask = torch.ones((2, 30) if 1 in axes else 2, dtype=torch.int64)
+    return onnx.load_from_string(
+        to_onnx(model, {"x": torch.randn(2, 30, WIDTH), "mask": mask}, {"x": AXES, "mask": axes})
+    )
+
+
+def small_inputs(frames: int, *masks: Any) -> dict[str, Any]:
+    x = np.random.default_rng(frames).standard_normal((len(masks), frames, WIDTH), dtype=np.float32)
+    return {"x": x, "mask": np.array(masks, np.int64)}
+
+
+def filled(*fills: float) -> Any:
+    """Masks of padding and of later keys, each a number in place of the scores."""
+
+    def scores(x: Tensor, hidden: Tensor) -> Tensor:
+        later = torch.ones(hidden.size(-1), hidden.size(-1), dtype=torch.bool).triu(1)
+        for fill, mask in zip(fills, (hidden, later), strict=False):
+            x = x.masked_fill(mask, fill)
+        return x
+
+    return scores
+
+
+def added(fill: float) -> Any:
+    return lambda x, hidden: x + torch.where(hidden, fill, 0.0)
+
+
+def not_a_number_is_0(weights: Tensor, hidden: Tensor) -> Tensor:
+    return torch.where(torch.isnan(weights), 0.0, weights)
+
+
+@pytest.mark.parametrize(("model", "is_replaced"), [
+    (Small(filled(-1e4)), True),
+    (Small(filled(-1e4, -1e4)), True),
+    (Small(filled(-math.inf), lambda weights, hidden: weights.masked_fill(hidden, 0.0)), True),
+    (Small(filled(-math.inf), not_a_number_is_0), True),
+    (Small(added(LOWEST), not_a_number_is_0), True),
+    (Small(added(-1e4)), False),
+    (Small(filled(-1e9, -1e4)), False),
+    (Small(filled(LOWEST), lambda weights, hidden: weights.masked_fill(hidden & (weights < 1), 0.0)), False),
+])  # fmt: skip
+def test_a_batch_row_without_keys(model: nn.Module, is_replaced: bool) -> None:
+    """The random inputs have none; the mask of the comparison does."""
+    original, graph = small(model), small(model)
+    assert bool(rewrite(graph).replaced) == is_replaced
+    left = np.arange(12) > 4
+    given = small_inputs(12, np.ones(12), np.zeros(12), left)
+    assert_close(run(graph, given), run(original, given))
+    assert not is_replaced or kinds(graph)["RelAttention"] == 1
+
+
+@pytest.mark.parametrize(("model", "reason"), [
+    (Small(shift=lambda moved, length, mask: moved[..., mask[0] : mask[0] + length]), "its shift depends on .*values"),
+    (Small(distances=lambda x, mask: x + mask[:, None]), "its table of positions may differ between batch rows"),
+    (Small(scores=lambda x, hidden: x * 0.0, distances=lambda x, mask: x + mask.sum()), "the operator has no factor of 0"),
+])  # fmt: skip
+def test_what_the_runs_do_not_show(model: nn.Module, reason: str) -> None:
+    graph = small(model, {0: "batch"})
+    report = rewrite(graph, [small_inputs(12, 0, 0), small_inputs(19, 0, 0, 0)])
+    assert re.search(reason, str(report.rows[0].reason)), report
+
+
+class Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Small(filled(LOWEST)), Small(filled(LOWEST), lambda weights, hidden: weights.abs())
+
+    def forward(self, x: Tensor, mask: Tensor) -> Any:
+        return self.second(x + self.first(x, mask), mask)
+
+
+def test_a_second_call_has_other_names() -> None:
+    """An attention that stayed in the first call is replaced in the second."""
+    model = small(Both())
+    assert [row.reason is None for row in rewrite(model).rows] == [True]
+    for node in model.graph.node:
+        if node.op_type == "Abs":
+            node.op_type = "Identity"
+    before = copied(model)
+    assert len(rewrite(model).replaced) == 1
+    given = small_inputs(12, np.ones(12), np.arange(12) < 7)
+    assert_close(run(model, given), run(before, given))
+
+
+def test_nodes_in_another_order_and_functions() -> None:
+    """ONNX Runtime takes both."""
+    model = small(Small(filled(LOWEST)))
+    before = copied(model)
+    for name in [node.output[0] for node in model.graph.node if node.op_type == "Shape"]:
+        insert(model, "Same", name, "", domain="own")
+    body, versions = [onnx.helper.make_node("Identity", ["x"], ["y"])], list(model.opset_import)
+    model.functions.append(onnx.helper.make_function("own", "Same", ["x"], ["y"], body, versions))
+    model.opset_import.append(onnx.helper.make_opsetid("own", 1))
+    nodes = list(model.graph.node)[::-1]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    assert len(rewrite(model).replaced) == 1
+    given = small_inputs(12, np.ones(12), np.arange(12) < 7)
+    assert_close(run(model, given), run(before, given))
+
+
+def test_weights_that_an_inner_graph_reads() -> None:
+    model = small(Small())
+    weights = next(node.output[0] for node in model.graph.node if node.op_type == "Softmax")
+    helper = onnx.helper
+    read = helper.make_node("ReduceSum", [weights], ["sum"], keepdims=0)
+    branch = helper.make_graph([read], "branch", [], [onnx.ValueInfoProto(name="sum")])
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), "condition"))
+    model.graph.node.append(helper.make_node("If", ["condition"], ["read"], then_branch=branch, else_branch=branch))
+    model.graph.output.append(onnx.ValueInfoProto(name="read"))
+    assert rewrite(model).rows[0].reason == "its scores or weights are used elsewhere, by If"
+
+
+def test_a_number_that_a_run_may_change() -> None:
+    """An initializer that is an input, too, is no constant."""
+    model = small(Small())
+    division = next(node for node in model.graph.node if node.op_type == "Div")
+    model.graph.input.append(onnx.helper.make_tensor_value_info("number", onnx.TensorProto.FLOAT, []))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(3), "number"))
+    division.input[1] = "number"
+    assert re.search("by what is not a constant number", str(rewrite(model).rows[0].reason))
+
+
+def test_inputs_that_cannot_be_guessed() -> None:
+    model = small(Small())
+    model.graph.input.append(onnx.helper.make_tensor_value_info("number", onnx.TensorProto.INT64, []))
+    with pytest.raises(RuntimeError, match=r"no values are known for the input number, int64 \[\]"):
+        rewrite(model)
+    with pytest.raises(TypeError, match=r"a dictionary of arrays for each run, got <generator"):
+        rewrite(small(Small()), (x for x in [small_inputs(12, np.ones(12))]))
+
+
 def test_example_of_the_documentation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "onnx.md").read_text()
-    code = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)[0]
+    code, *_ = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
     [printed] = re.findall(r"```text\n(.*?)```", page, flags=re.DOTALL)
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():

@@ -1,6 +1,7 @@
 """A model's graph as `rewrite` reads it: who makes and uses a tensor, small constants, and what is
 left when nodes are replaced."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import onnx
 from onnx import numpy_helper
 
 MAX_CONSTANT = 64  # elements of a constant that is read
+SIZES = ("Shape", "Size", "EyeLike")  # operators that do not read a tensor's values
 
 
 class Graph:
@@ -24,7 +26,7 @@ class Graph:
     def __init__(self, model: onnx.ModelProto, folder: str) -> None:
         self.model = model
         self.folder = folder
-        self.nodes: list[onnx.NodeProto] = list(model.graph.node)
+        self.nodes = in_order(model.graph.node)
         self.initializers = {x.name: x for x in model.graph.initializer}
         self.outputs = {x.name for x in model.graph.output}
         self._index()
@@ -43,12 +45,22 @@ class Graph:
     def producer(self, name: str) -> onnx.NodeProto | None:
         return self.producers.get(name)
 
+    def free_number(self) -> int:
+        """Return the first number of "txl/<number>/", with which no name begins, nor with a higher
+        one: an earlier `rewrite` may have written such names."""
+        names = [*self.producers, *self.initializers, *(x.name for x in (*self.nodes, *self.model.graph.input))]
+        taken = [int(found[1]) for name in names if (found := re.match(r"txl/(\d+)/", name))]
+        return max(taken, default=-1) + 1
+
     def opset(self) -> int:
         """Return the version of ONNX's own operators."""
         return max((x.version for x in self.model.opset_import if x.domain in ("", "ai.onnx")), default=0)
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Return the value of a small constant, or None."""
+        """Return the value of a small constant, or None; a run may give other values for an
+        initializer that is an input of the model, too."""
+        if any(x.name == name for x in self.model.graph.input):
+            return None
         node = self.producers.get(name)
         tensor = self.initializers.get(name)
         if node is not None and node.op_type == "Identity":
@@ -73,17 +85,44 @@ class Graph:
             return None
         return float(value.reshape(-1)[0])
 
-    def between(self, starts: Iterable[str], end: str) -> tuple[list[onnx.NodeProto], list[str]]:
-        """Return the nodes by which a tensor depends on others, in their order, with the constants
-        that they read; and the further tensors that they read."""
-        dependent, found = set(starts), []
-        for node in living(self.nodes, [end]):
-            if dependent.intersection(inputs_of(node)) and not dependent.intersection(node.output):
+    def has_values(self, name: str) -> bool:
+        """Whether a tensor depends on values of the model's inputs, not on their sizes alone."""
+        inputs = {x.name for x in self.model.graph.input} - self.initializers.keys()
+        waiting, seen = [name], {name}
+        while waiting:
+            name = waiting.pop()
+            if name in inputs:
+                return True
+            node = self.producer(name)
+            if node is None or node.op_type in SIZES:
+                continue
+            new = [x for x in inputs_of(node) if x not in seen]
+            seen.update(new)
+            waiting += new
+        return False
+
+    def between(
+        self, starts: Iterable[str], ends: Sequence[str], masks: Sequence[str] = ()
+    ) -> tuple[list[onnx.NodeProto], list[str]]:
+        """Return the nodes by which tensors depend on others, in their order, with the constants
+        that they read; and the further tensors that they read.
+
+        masks: further starts, on whose values tensors may depend, but not on their sizes.
+        """
+        dependent, of_masks, found = set(starts), set(masks), []
+        for node in living(self.nodes, ends):
+            if dependent.intersection(node.output) or of_masks.intersection(node.output):
+                continue
+            if dependent.intersection(inputs_of(node)):
                 dependent.update(node.output)
-                found.append(node)
-        found = living(found, [end])
+            elif node.op_type not in SIZES and of_masks.intersection(inputs_of(node)):
+                of_masks.update(node.output)
+            else:
+                continue
+            found.append(node)
+        found = living(found, ends)
         names = dict.fromkeys(name for node in found for name in inputs_of(node))
-        made = {name for node in found for name in node.output} | set(starts) | self.initializers.keys()
+        made = {name for node in found for name in node.output} | {*starts, *masks} | self.initializers.keys()
         constants = [x for name in names if (x := self.producer(name)) is not None and x.op_type == "Constant"]
         made.update(x.output[0] for x in constants)
         return [*constants, *found], [name for name in names if name not in made]
@@ -134,6 +173,25 @@ def inputs_of(node: onnx.NodeProto) -> Iterator[str]:
             for inner in graph.node:
                 yield from inputs_of(inner)
             yield from (x.name for x in graph.output)
+
+
+def in_order(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Return nodes in topological order, and as they are given where that is one. ONNX Runtime also
+    takes others."""
+    nodes = list(nodes)
+    producers = {name: n for n, node in enumerate(nodes) for name in node.output if name}
+    placed: dict[int, None] = {}
+    for first in range(len(nodes)):
+        waiting, begun = [first], set()
+        while waiting:
+            n = waiting[-1]
+            before = [] if n in begun else [producers[x] for x in inputs_of(nodes[n]) if x in producers]
+            begun.add(n)
+            before = [x for x in before if x not in placed and x not in begun]
+            waiting += before
+            if not before:
+                placed.setdefault(waiting.pop())
+    return [nodes[n] for n in placed]
 
 
 def living(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:

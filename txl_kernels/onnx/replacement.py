@@ -144,6 +144,8 @@ def operator(writer: Writer, attention: Attention, content: Product, position: P
     while not inputs[-1]:
         inputs.pop()
     scales = {"scale": content.scale * content.factor, "position_scale": position.scale * position.factor}
+    if not all(np.float32(x) for x in scales.values()):
+        raise Refused(f"the operator has no factor of 0, got {scales}")
     settings: dict[str, Any] = {"causal": 0, "r_descending": 1} | scales
     output = attention.node.output[0]
     if not attention.averages:

@@ -2,6 +2,7 @@
 replaced, and compared with the record."""
 
 import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import onnx
 
 from txl_kernels.onnx import trial
-from txl_kernels.onnx.graph import Graph
+from txl_kernels.onnx.graph import Graph, inputs_of
 from txl_kernels.onnx.replacement import Writer, bounds, operator, transposed
 from txl_kernels.onnx.report import Report, Row
 from txl_kernels.onnx.scores import Attention, Mask, Refused, find
@@ -23,8 +24,13 @@ def rewritten(model: Any, inputs: Sequence[Mapping[str, Any]] | None, folder: st
     """See `txl_kernels.onnx.rewrite`."""
     if not isinstance(model, onnx.ModelProto):
         raise TypeError(f"model must be an onnx.ModelProto (of onnx.load), got {type(model).__name__}")
-    if inputs is not None and not (inputs and all(isinstance(x, Mapping) for x in inputs)):
-        raise TypeError(f"inputs must be None, or a sequence with a dictionary of arrays for each run, got {inputs!r}")
+    is_runs = isinstance(inputs, Sequence) and bool(inputs) and all(isinstance(x, Mapping) for x in inputs)
+    if inputs is not None and not is_runs:
+        raise TypeError(
+            f"inputs must be None, or a sequence with a dictionary of arrays for each run, got {reprlib.repr(inputs)}"
+        )
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"folder must be a path, got {folder!r}")
     graph = Graph(model, os.fspath(folder))
     if graph.opset() < MIN_OPSET:
         raise ValueError(f"model must have opset {MIN_OPSET} or newer, got {graph.opset()}")
@@ -33,7 +39,7 @@ def rewritten(model: Any, inputs: Sequence[Mapping[str, Any]] | None, folder: st
     runs = trial.run(graph, {name for x in read for name in _recorded(graph, x)}, inputs) if read else []
     rows: list[Row] = []
     limits: Limits = {}
-    for number, (attention, refused) in enumerate(found):
+    for number, (attention, refused) in enumerate(found, graph.free_number()):
         try:
             if refused is not None:
                 raise refused
@@ -50,9 +56,16 @@ def rewritten(model: Any, inputs: Sequence[Mapping[str, Any]] | None, folder: st
 def _recorded(graph: Graph, attention: Attention) -> list[str]:
     """Return the tensors that the checks and the replacement read."""
     operands, products = attention.operands(graph), attention.products
-    _, others = graph.between(operands, attention.node.output[0])
-    names = [*operands, *others, *(x.root for x in attention.masks), *(_zeroed(graph, attention) or [])]
+    _, others = _alone(graph, attention)
+    names = [*operands, *others, *(x.root for x in attention.masks)]
     return [*names, *(name for x in products for name in x.node.input), attention.position.output]
+
+
+def _alone(graph: Graph, attention: Attention) -> tuple[list[onnx.NodeProto], list[str]]:
+    """Return the nodes by which an attention depends on its operands and masks, and what else they
+    read."""
+    ends = [attention.node.output[0], *_zeroed(graph, attention)]
+    return graph.between(attention.operands(graph), ends, [x.root for x in attention.masks])
 
 
 def _replace(graph: Graph, attention: Attention, runs: list[trial.Arrays], prefix: str, limits: Limits) -> None:
@@ -61,9 +74,12 @@ def _replace(graph: Graph, attention: Attention, runs: list[trial.Arrays], prefi
     for record in runs:
         _check_tensors(record, attention)
     _check_sizes(graph, [record[position.output].shape for record in runs])
-    alone, _ = graph.between(attention.operands(graph), output)
-    drawn = [record | _draw(graph, record, attention) for record in runs]
-    wanted = [trial.run_nodes(graph, alone, x, [output, position.output, position.moved]) for x in drawn]
+    _check_moves(graph, attention)
+    alone, _ = _alone(graph, attention)
+    operands = [record | _draw(graph, record, attention) for record in runs]
+    drawn = operands + [x | _draw_masks(graph, x, attention, n) for n, x in enumerate([*operands, *operands])]
+    names = [output, position.output, position.moved, *_zeroed(graph, attention)]
+    wanted = [trial.run_nodes(graph, alone, x, names) for x in drawn]
     for result in wanted:
         _check_shift(result[position.output], result[position.moved], position.factor)
     writer, new = Writer(graph, prefix), []
@@ -80,19 +96,22 @@ def _replace(graph: Graph, attention: Attention, runs: list[trial.Arrays], prefi
     is_longer = any(rows > keys + queries - 1 for keys, queries, rows in sizes)
     keys = transposed(writer, content.node.input[1])
     is_one = any(x[position.node.input[1]].shape[0] < x[position.output].shape[0] for x in runs)
+    if not is_one and graph.has_values(position.node.input[1]):
+        raise Refused("its table of positions may differ between batch rows: it depends on values of the inputs")
     operator(writer, attention, content, position, keys, own, has_memory, is_longer, is_one)
     own_nodes = [*_earlier(attention, limits), *new, *writer.nodes]
-    for record, inputs, result in zip(runs, drawn, wanted, strict=True):
+    for inputs, result in zip(drawn, wanted, strict=True):
         try:
             got = trial.run_nodes(graph, own_nodes, inputs, [output])[output]
         except Exception as error:
             raise Refused(f"the operator refuses its inputs: {error}") from error
-        _compare(got, result[output], inputs[attention.values], _unused(graph, record, result[output], attention))
+        _compare(got, result[output], inputs[attention.values], *_unused(graph, inputs, result, attention))
     nodes = graph.replace(attention.node, [*new, *writer.nodes])
     alive = {name for node in nodes for name in node.output}
     if {attention.softmax, position.output, content.output} & alive:
-        inner = {name for node in alone for name in node.output} - {output}
-        used = {x.op_type for x in nodes if inner.intersection(x.input) and not inner.intersection(x.output)}
+        between, _ = graph.between(attention.operands(graph), [output])
+        inner = {name for node in between for name in node.output} - {output}
+        used = {x.op_type for x in nodes if inner.intersection(inputs_of(x)) and not inner.intersection(x.output)}
         raise Refused(
             f"its scores or weights are used elsewhere, by {' and '.join(sorted(used)) or 'an output of the graph'}"
         )
@@ -143,6 +162,35 @@ def _draw(graph: Graph, record: trial.Arrays, attention: Attention) -> trial.Arr
     return drawn
 
 
+def _draw_masks(graph: Graph, record: trial.Arrays, attention: Attention, number: int) -> trial.Arrays:
+    """Return random masks of an attention, with the shapes of a record, but for those that depend
+    on sizes alone: a query sees all keys, some consecutive ones, or none.
+
+    number: that of the drawing.
+    """
+    rng = np.random.default_rng(number)
+    drawn: trial.Arrays = {}
+    for mask in dict.fromkeys(attention.masks):
+        if not graph.has_values(mask.root) or mask.root in drawn:
+            continue
+        *shape, keys = record[mask.root].shape
+        first, last = np.sort(rng.integers(0, keys + 1, (2, *shape, 1)), axis=0)
+        kind = np.arange(first.size).reshape(first.shape) + (rng.integers(4, size=first.shape) if drawn else number)
+        last = np.where(kind % 4 == 0, first, last)
+        seen = (np.arange(keys) >= first) & (np.arange(keys) < last) | (kind % 4 == 1)
+        drawn[mask.root] = ~seen if mask.hides else seen
+    return drawn
+
+
+def _check_moves(graph: Graph, attention: Attention) -> None:
+    """Check that where scores of positions move to depends on sizes alone, which the runs vary."""
+    position = attention.position
+    _, others = graph.between([position.output], [position.moved])
+    for name in others:
+        if graph.has_values(name):
+            raise Refused(f"its shift depends on {name}, which depends on values of the inputs")
+
+
 def _check_shift(before: Any, after: Any, factor: float) -> None:
     """Check that each score of positions has moved to the column of its distance.
 
@@ -173,15 +221,15 @@ def _check_sizes(graph: Graph, shapes: list[tuple[int, ...]]) -> None:
         )
 
 
-def _zeroed(graph: Graph, attention: Attention) -> list[str] | None:
-    """Return the outputs of the Where nodes that set parts of an attention's output to 0; None if
+def _zeroed(graph: Graph, attention: Attention) -> list[str]:
+    """Return the outputs of the Where nodes that set parts of an attention's output to 0; none if
     others read it, too."""
     name = attention.node.output[0]
     readers = [x for x in graph.consumers.get(name, []) if x.op_type != "Shape"]
     for x in readers:
         if x.op_type != "Where" or all(graph.scalar(y) != 0 for y in x.input[1:] if y != name):
-            return None
-    return None if name in graph.outputs else [x.output[0] for x in readers]
+            return []
+    return [] if name in graph.outputs else [x.output[0] for x in readers]
 
 
 def _blind(record: trial.Arrays, attention: Attention) -> np.ndarray[Any, Any]:
@@ -195,19 +243,22 @@ def _blind(record: trial.Arrays, attention: Attention) -> np.ndarray[Any, Any]:
     return np.asarray(~seen.any(-1, keepdims=True))
 
 
-def _unused(graph: Graph, record: trial.Arrays, wanted: Any, attention: Attention) -> Any:
-    """Return where the operator's output may be another: at queries that see no key, if the graph's
-    is not a number, or all that reads it is a Where that sets it to 0."""
-    blind = _blind(record, attention)
-    later = [record[x] for x in _zeroed(graph, attention) or []]
-    return blind & (np.isnan(wanted) | (bool(later) and not any((blind & (x != 0)).any() for x in later)))
+def _unused(graph: Graph, inputs: trial.Arrays, result: trial.Arrays, attention: Attention) -> tuple[Any, Any]:
+    """Return which queries see no key; and where the operator's output may be another: there, if
+    the graph's is not a number, or all that reads it is a Where that sets it to 0."""
+    blind, wanted = _blind(inputs, attention), result[attention.node.output[0]]
+    later = [result[x] for x in _zeroed(graph, attention)]
+    return blind, blind & (np.isnan(wanted) | (bool(later) and not any((blind & (x != 0)).any() for x in later)))
 
 
-def _compare(got: Any, wanted: Any, values: Any, unused: Any) -> None:
+def _compare(got: Any, wanted: Any, values: Any, blind: Any, unused: Any) -> None:
     """Compare the output of the new nodes with that of the graph, both for these values."""
     if got.shape != wanted.shape:
         raise Refused(f"the operator's output is {list(got.shape)}, not {list(wanted.shape)}")
-    difference = np.where(unused, 0, np.nan_to_num(np.abs(got - wanted), nan=np.inf)).max(initial=0)
+    differences = np.where(unused, 0, np.nan_to_num(np.abs(got - wanted), nan=np.inf))
     allowed = TOLERANCE * max(1.0, float(np.abs(values).max(initial=0)))
+    difference = np.where(blind, 0, differences).max(initial=0)
     if not difference <= allowed:
         raise Refused(f"the operator's output differs by {difference:.1e}, more than {allowed:.1e}")
+    if not differences.max(initial=0) <= allowed:
+        raise Refused("a query that sees no key gets neither 0 nor the mean of all values")

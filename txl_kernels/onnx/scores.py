@@ -25,7 +25,6 @@ MOVES = (
     "Expand",
 )
 HIDDEN = -1e3  # a score at or below it has weight 0 beside the others
-LOWEST = -1e30  # what is added to a number at or below it is lost
 NO_POSITIONS = "its scores have no relative positions"
 
 
@@ -94,8 +93,8 @@ class Attention:
         values: the values.
         products: the terms of the scores.
         masks: those before the softmax.
-        averages: whether a query that sees no key gets the mean of all values: its scores are all
-            the same, and its weights are not set to 0.
+        averages: whether a query that sees no key gets the mean of all values, if its scores are
+            all the same: they are finite, and its weights are not set to 0.
     """
 
     name: str
@@ -169,13 +168,16 @@ def _read_softmax(graph: Graph, attention: Attention, softmax: onnx.NodeProto, a
     if len(attention.products) != 2 or len(moved) != 1:
         count = len(attention.products) - len(moved)
         raise Refused(f"its scores have to be a product and a shifted one, but are {count} and {len(moved)} shifted")
-    attention.averages &= bool(attention.masks) and not after
+    attention.averages &= bool(attention.masks)
     for node in after:
         test = graph.producer(node.input[0])
+        if test is not None and test.op_type == "IsNaN" and test.input[0] == attention.softmax:
+            continue
+        attention.averages = False
         mask = _mask(graph, node.input[0])
         hides = mask.hides if graph.scalar(node.input[1]) == 0 else not mask.hides
         same = Mask(mask.root, hides, mask.added)
-        if (test is None or test.op_type != "IsNaN") and same not in attention.masks:
+        if same not in attention.masks:
             raise Refused("a mask after its softmax is none of those before")
 
 
@@ -273,7 +275,7 @@ def _is_constant_mask(graph: Graph, name: str, scale: float, attention: Attentio
         return False
     for zero, hidden in ((1, 2), (2, 1)):
         fill = _fill(graph, node.input[hidden])
-        if graph.scalar(node.input[zero]) == 0 and fill is not None:
+        if graph.scalar(node.input[zero]) == 0 and fill is not None and fill * scale <= HIDDEN:
             _add_mask(graph, attention, node.input[0], hidden == 1, fill * scale)
             return True
     return False
@@ -286,7 +288,7 @@ def _add_mask(graph: Graph, attention: Attention, name: str, hides: bool, fill: 
     """
     mask = _mask(graph, name)
     attention.masks.append(mask if hides else Mask(mask.root, not mask.hides, mask.added))
-    attention.averages &= math.isfinite(fill) and fill <= LOWEST
+    attention.averages &= math.isfinite(fill)
 
 
 def _mask(graph: Graph, name: str) -> Mask:

@@ -67,7 +67,9 @@ def run_nodes(graph: Graph, nodes: Sequence[onnx.NodeProto], values: Mapping[str
     ]
     versions = [x for x in graph.model.opset_import if x.domain != "txl"] + [helper.make_opsetid("txl", 1)]
     small = helper.make_graph(nodes, "attention", declared, [onnx.ValueInfoProto(name=x) for x in names], constants)
-    model = helper.make_model(small, opset_imports=versions, ir_version=graph.model.ir_version)
+    model = helper.make_model(
+        small, opset_imports=versions, ir_version=graph.model.ir_version, functions=graph.model.functions
+    )
     return _results(_session(model, graph.folder), names, given)
 
 
@@ -81,15 +83,21 @@ def random_inputs(graph: Graph, batch: int, frames: int) -> Arrays:
     given: Arrays = {}
     inputs = [x for x in graph.model.graph.input if x.name not in graph.initializers]
     shapes = {x.name: _shape(x, batch, frames) for x in inputs}
-    longest = frames if any(frames in shape[1:] for shape in shapes.values()) else max(map(max, shapes.values()))
+    longest = (
+        frames
+        if any(frames in shape[1:] for shape in shapes.values())
+        else max(map(max, filter(None, shapes.values())), default=0)
+    )
     for x in inputs:
         shape, dtype = shapes[x.name], onnx.helper.tensor_dtype_to_np_dtype(x.type.tensor_type.elem_type)
         if np.issubdtype(dtype, np.floating):
             given[x.name] = rng.standard_normal(shape).astype(dtype)
             continue
+        if not shape:
+            raise ValueError(f"no values are known for the input {x.name}, {dtype} []")
         # The first batch row is full, the others are padded.
         full = 3 if "cache" in x.name else longest if len(shape) == 1 else shape[-1]
-        lengths = np.array([full - full * row // (len(shape) and shape[0] + 1) for row in range((shape or (1,))[0])])
+        lengths = np.array([full - full * row // (shape[0] + 1) for row in range(shape[0])])
         if len(shape) == 1:
             given[x.name] = lengths.astype(dtype)
         elif len(shape) == 2:

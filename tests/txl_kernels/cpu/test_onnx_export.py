@@ -308,6 +308,19 @@ def test_masks(visible: bool) -> None:
             agree(model, program, args_of(2, 7, holes=True))
 
 
+def test_a_hole_of_a_mask_whose_end_alone_is_used() -> None:
+    class End(nn.Module):
+        def forward(self, q: Tensor, r: Tensor, mask: Tensor) -> Tensor:
+            return rel_attention(q, q, q, r, end=intervals(mask, visible=True)[1])
+
+    args = torch.randn(1, HEADS, 6, 8), torch.randn(HEADS, 20, 8), torch.arange(6)[None] < 4
+    program = export(End(), args)
+    agree(End(), program, args)
+    args[2][0, 1] = False
+    with pytest.raises(Exception, match=r"end must hold key indices in \[0, M \+ L\] = \[0, 6\], got -1"):
+        outputs_of(program, args)
+
+
 def test_program_of_torch_export() -> None:
     """It can be given in place of a model. Without torch.onnx's optimizer."""
     model = RelAttention(WIDTH, HEADS, causal=False).eval()
