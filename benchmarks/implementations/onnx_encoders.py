@@ -60,6 +60,7 @@ class Attention(nn.Module):
 
 
 def _require() -> None:
+    bare_peers.use()
     packages = all(importlib.util.find_spec(name) for name in ("onnx", "onnxruntime"))
     if not (bare_peers.AVAILABLE and packages):
         raise Unavailable("NeMo, onnx or onnxruntime is not here: `make peers`, and PEERS=.peers in the environment")
@@ -84,6 +85,7 @@ def session_of(method: str, layers: int, projections: bool) -> Any:
     Raises:
         AssertionError: not every attention could be replaced.
     """
+    bare_peers.use()
     import onnx
     import onnxruntime
 
