@@ -11,13 +11,11 @@ import numpy as np
 import torch
 
 from txl_kernels.call import Call
+from txl_kernels.onnx.library import INPUTS
 
 Value = Any  # an onnx_ir.Value: a tensor, or a size as int64 [], of the graph that is being written
 _operators = torch.ops.txl_kernels
-# The inputs of txl::RelAttention, in order, and the attributes that are written.
-_INPUTS = (
-    "q", "k", "v", "r", "content_bias", "position_bias", "k_mem", "v_mem", "start", "end", "q_pos", "r_bias", "sink",
-)  # fmt: skip
+# The attributes of txl::RelAttention that are written.
 _ATTRIBUTES = {
     "causal": "INT", "left": "INT", "right": "INT", "zero_row": "INT", "outside": "STRING", "scale": "FLOAT",
     "position_scale": "FLOAT", "softcap": "FLOAT",
@@ -52,7 +50,7 @@ def _rel_attention(*arguments: Any) -> tuple[Value, Value]:
     tables, zero_row = _tables(call)
     inputs = call._asdict() | tables
     attributes = _settings(call) | ({} if zero_row is None else {"zero_row": zero_row})
-    return _operator()(*(inputs[name] for name in _INPUTS), **attributes), ir.Value()
+    return _operator()(*(inputs[name] for name in INPUTS), **attributes), ir.Value()
 
 
 # torch.onnx before 2.9 matches arguments with the parameters of a translation.
@@ -71,7 +69,7 @@ def _operator() -> Any:
     bounds = {"start": "I", "end": "I"}
     inputs = [
         OpSchema.FormalParameter(name, bounds.get(name, "F"), **({"param_option": optional} if n > 2 else {}))
-        for n, name in enumerate(_INPUTS)
+        for n, name in enumerate(INPUTS)
     ]
     attributes = [
         OpSchema.Attribute(name, getattr(OpSchema.AttrType, kind), required=False) for name, kind in _ATTRIBUTES.items()

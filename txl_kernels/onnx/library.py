@@ -1,6 +1,11 @@
-"""The file of the operator `txl::RelAttention` for ONNX Runtime."""
+"""The operator `txl::RelAttention` for ONNX Runtime: its inputs, and its file."""
 
 from txl_kernels.backends import cpu, native_modules
+
+# In the operator's order (csrc/cpu/onnx); q, k and v alone are needed.
+INPUTS = (
+    "q", "k", "v", "r", "content_bias", "position_bias", "k_mem", "v_mem", "start", "end", "q_pos", "r_bias", "sink",
+)  # fmt: skip
 
 
 def library() -> str:

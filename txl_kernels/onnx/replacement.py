@@ -9,6 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from txl_kernels.onnx.graph import Graph, attribute
+from txl_kernels.onnx.library import INPUTS
 from txl_kernels.onnx.scores import Attention, Mask, Product, Refused
 
 INT64_MAX = np.iinfo(np.int64).max
@@ -124,7 +125,7 @@ def operator(writer: Writer, attention: Attention, content: Product, position: P
     """
     query, query_position = content.node.input[0], position.node.input[0]
     rows, values = table(writer, position.node.input[1], is_one), attention.values
-    k, v, k_mem, v_mem = keys, values, "", ""
+    given = {"q": query, "k": keys, "v": values}
     if has_memory or is_longer:
         length = writer.size(query, 2)
     if is_longer:
@@ -132,17 +133,17 @@ def operator(writer: Writer, attention: Attention, content: Product, position: P
         rows = writer.slice(rows, writer.constant([0]), count, 1)
     if has_memory:
         split, zero, last = writer.add("Neg", length), writer.constant([0]), writer.constant([INT64_MAX])
-        k_mem, v_mem = (writer.slice(x, zero, split, 2) for x in (keys, values))
-        k, v = (writer.slice(x, split, last, 2) for x in (keys, values))
-    start = end = ""
+        given["k_mem"], given["v_mem"] = (writer.slice(x, zero, split, 2) for x in (keys, values))
+        given["k"], given["v"] = (writer.slice(x, split, last, 2) for x in (keys, values))
+    given["r"] = rows
     if limits:
         start, end = limits[0]
         for more_start, more_end in limits[1:]:
             start, end = writer.add("Max", start, more_start), writer.add("Min", end, more_end)
-    q_pos = query_position if query_position != query else ""
-    inputs = [query, k, v, rows, "", "", k_mem, v_mem, start, end, q_pos]
-    while not inputs[-1]:
-        inputs.pop()
+        given |= {"start": start, "end": end}
+    if query_position != query:
+        given["q_pos"] = query_position
+    inputs = [given.get(name, "") for name in INPUTS[: max(map(INPUTS.index, given)) + 1]]
     scales = {"scale": content.scale * content.factor, "position_scale": position.scale * position.factor}
     if not all(np.float32(x) for x in scales.values()):
         raise Refused(f"the operator has no factor of 0, got {scales}")

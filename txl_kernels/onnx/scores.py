@@ -10,20 +10,10 @@ import onnx
 
 from txl_kernels.onnx.graph import Graph, attribute
 
-# Operators that move elements, with the number of the input that they move.
+# Operators that move the elements of their first input.
 MOVES = (
-    "Reshape",
-    "Slice",
-    "Pad",
-    "Concat",
-    "Transpose",
-    "Unsqueeze",
-    "Squeeze",
-    "Gather",
-    "Split",
-    "Identity",
-    "Expand",
-)
+    "Reshape", "Slice", "Pad", "Concat", "Transpose", "Unsqueeze", "Squeeze", "Gather", "Split", "Identity", "Expand",
+)  # fmt: skip
 HIDDEN = -1e3  # a score at or below it has weight 0 beside the others
 NO_POSITIONS = "its scores have no relative positions"
 
