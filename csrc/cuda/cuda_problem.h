@@ -13,6 +13,7 @@ struct Problem : txl::Attention {
   bool has_q_pos = false, has_sink = false;
   const int64_t* seed = nullptr;  // one element; read only with dropout
   int64_t parts = 0;              // number of parts into which the keys of a block are split
+  int64_t multiprocessors = 1;    // of the device; read by launches
   float* partial = nullptr;       // B * H * L * parts * (D + 2) floats, see merge.cuh; unused if parts == 1
 };
 

@@ -4,6 +4,12 @@
 #include "skew.cuh"
 #include "skew_transposed.cuh"
 
+#ifdef TXL_SECOND_GENERATION  // all that follows
+#define TXL_TWO_WARPGROUPS
+#define TXL_EARLY_START
+#define TXL_PERSISTENT
+#endif
+
 namespace txl_cuda {
 
 constexpr int SWIZZLE_PERIOD = 1024;  // bytes: tiles begin at multiples
@@ -72,7 +78,7 @@ struct QueriesShape {
   static_assert(SHARED_BYTES <= MAX_SHARED && (k | v | r | q_position | q_content | dout | dr) % SWIZZLE_PERIOD == 0);
 };
 
-// Backward, dq and dr at width 128, by two consumer warpgroups with the same 64 queries (backward_queries_halves.cuh).
+// Backward, dq and dr at width 128, by two consumer warpgroups with the same 64 queries (queries_halves.cuh).
 // q + u and dout are in registers, q + w in shared memory.
 template <class T_, int WIDTH_, int GROUPS_, int STAGES_, int V_STAGES_, int R_STAGES_>
 struct QueriesHalvesShape {
@@ -136,11 +142,23 @@ struct KeysShape {
   static_assert(SHARED_BYTES <= MAX_SHARED && (q_position | q_content | dout | r | k | v) % SWIZZLE_PERIOD == 0);
 };
 
-// Whether backward's kernels begin while the one before ends. No device has timed it.
+// What no device has timed, by macros. EARLY_START: backward's kernels begin while the one before ends. SHORT_EDGES:
+// the first two products of positions are in flight together, and results leave by 16 bytes a thread. PERSISTENT:
+// forward's blocks compute several blocks of queries each (forward_persistent.cuh).
 #ifdef TXL_EARLY_START
 constexpr bool EARLY_START = true;
 #else
 constexpr bool EARLY_START = false;
+#endif
+#if defined(TXL_SHORT_EDGES) || defined(TXL_PERSISTENT)
+constexpr bool SHORT_EDGES = true;
+#else
+constexpr bool SHORT_EDGES = false;
+#endif
+#ifdef TXL_PERSISTENT
+constexpr bool PERSISTENT = true;
+#else
+constexpr bool PERSISTENT = false;
 #endif
 
 // The instances, by the width of tiles. Arguments: width, consumer warpgroups, stages of tiles (of k and v, or of

@@ -5,13 +5,13 @@
 #include "fragments.cuh"
 #include "query_block.cuh"
 #include "softmax.cuh"
+#include "store_rows.cuh"
 
 namespace txl_cuda {
 
 // The second producer warp: clears rows of v that no query of the block sees.
 template <class S>
-TXL_DEVICE void prepare_values(const QueryBlock<S>& block) {
-  PipelineState<S::V_STAGES> state;
+TXL_DEVICE void prepare_values(const QueryBlock<S>& block, PipelineState<S::V_STAGES>& state) {
   TXL_ROLLED
   for (int t = 0; t < block.tiles; ++t)
     prepare_next<S::TILE_BYTES>(block.v, state, block.address(S::v), block.visible_keys(t));
@@ -33,6 +33,13 @@ class ForwardConsumer {
         skew_(block.address(0), S::skew + (warpgroup_ * WARPGROUP_WARPS + warp_) * Skew::BYTES, warp_) {}
 
   TXL_DEVICE void run() {
+    run([] {}, [] {});
+  }
+
+  // The same. found_tiles(): called when nothing of key_bounds is needed any more; summed_up(): when the queries are
+  // not, before results are written.
+  template <class FoundTiles, class SummedUp>
+  TXL_DEVICE void run(const FoundTiles& found_tiles, const SummedUp& summed_up) {
     const int first_query = block_.first_query + warpgroup_ * SIDE, row = accumulator_row(warp_);
     const TileRange range = block_.tiles_of_warpgroup(warpgroup_);
     int low[2], high[2];
@@ -41,14 +48,27 @@ class ForwardConsumer {
       low[h] = block_.key_low(warpgroup_ * SIDE + row + 8 * h, 0);
       high[h] = block_.key_high(warpgroup_ * SIDE + row + 8 * h, 0);
     }
+    found_tiles();
     Softmax softmax(block_.p, block_.bh(), first_query + row, low, high);
 
     float acc_o[S::WIDTH / 2] = {};
     if (block_.tiles) consume_tiles(range, softmax, acc_o);  // plant: block-without-tiles
-    epilogue(softmax, acc_o, first_query + row);
+    summed_up();
+    if constexpr (SHORT_EDGES) {
+      epilogue_by_rows(softmax, acc_o, first_query + row);
+    } else {
+      epilogue(softmax, acc_o, first_query + row);
+    }
+  }
+
+  // Issues the loads of the queries of a block that comes next.
+  TXL_DEVICE void load_next(int b, int h, int first_query) {
+    queries_.load(block_.p, b, h, first_query + warpgroup_ * SIDE);
   }
 
  private:
+  using Queries = std::conditional_t<S::HAS_Q_POS, QueriesAndPositions<T, S::WIDTH>, QueriesAndBiases<T, S::WIDTH>>;
+
   // Uses the tiles of `range`, and releases the others of the block unused. Tile j of r is the new one at tile
   // j + warpgroup_ of the keys.
   TXL_DEVICE void consume_tiles(const TileRange& range, Softmax& softmax, float (&acc_o)[S::WIDTH / 2]) {
@@ -91,22 +111,20 @@ class ForwardConsumer {
     cursor.skip(r_tiles.end + warpgroup_, skip_r);
   }
 
-  // Loads q + u to registers and q + w to shared memory.
+  // Writes q + u to registers and q + w to shared memory.
   TXL_DEVICE void load_q() {
+    if constexpr (!PERSISTENT) queries_.load(block_.p, block_.b, block_.h, block_.first_query + warpgroup_ * SIDE);
+    uint32_t position[Queries::POSITION_WORDS];
+    queries_.form(block_.p, position, q_content_);
     if constexpr (S::HAS_Q_POS) {
-      uint32_t position[NARROW / 4];
-      load_queries_and_positions<T, S::WIDTH>(block_.p, block_.b, block_.h, block_.first_query + warpgroup_ * SIDE,
-                                              position, q_content_);
       store_narrow_operand(position, q_position_address());
       fence_view_async_shared();  // plant: narrow-position-fence
-      return sync_warpgroup(warpgroup_);
+      sync_warpgroup(warpgroup_);
+    } else {
+      store_operand<S::WIDTH>(position, q_position_address());
+      fence_view_async_shared();   // plant: position-fence
+      sync_warpgroup(warpgroup_);  // plant: position-barrier
     }
-    uint32_t q_position[S::WIDTH / 4];
-    load_queries<T, S::WIDTH>(block_.p, block_.b, block_.h, block_.first_query + warpgroup_ * SIDE, q_position,
-                              q_content_);
-    store_operand<S::WIDTH>(q_position, q_position_address());
-    fence_view_async_shared();   // plant: position-fence
-    sync_warpgroup(warpgroup_);  // plant: position-barrier
   }
   TXL_DEVICE uint32_t q_position_address() const {
     return block_.address(S::q_position + warpgroup_ * S::R_TILE_BYTES);
@@ -138,20 +156,36 @@ class ForwardConsumer {
     skew_.load(scores, t);  // releasing a stage orders this before what the next tile stores there
   }
 
-  // Computes the position scores of the first tile from both of its tiles of r, and issues its content scores and the
-  // product with the tile of r after.
-  TXL_DEVICE void prologue(const TileRange& range, float (&unskewed)[32], float (&scores)[32]) {
+  // Stores the product with the tile of r before tile t, and computes the one with tile t's; `other` is overwritten.
+  TXL_DEVICE void begin_positions(int t, float (&unskewed)[32], float (&other)[32]) {
+    if constexpr (SHORT_EDGES) {
+      Consumer<S::R_STAGES> first = r_;
+      issue_qr(other);
+      r_.advance();
+      issue_qr(unskewed);
+      warpgroup_wait<0>();  // plant: first-positions-wait
+      fence_operand(other);
+      fence_operand(unskewed);
+      first.consumer_release();
+      r_.consumer_release();
+      return skew_.store(other, t - 1);
+    }
     issue_qr(unskewed);
     warpgroup_wait<0>();
     fence_operand(unskewed);
     r_.consumer_release();
-    skew_.store(unskewed, range.begin - 1);
+    skew_.store(unskewed, t - 1);
     issue_qr(unskewed);
     warpgroup_wait<0>();
     fence_operand(unskewed);
     r_.consumer_release();
-    skew(unskewed, scores, range.begin);
+  }
 
+  // Computes the position scores of the first tile, and issues its content scores and the product with the tile of r
+  // after.
+  TXL_DEVICE void prologue(const TileRange& range, float (&unskewed)[32], float (&scores)[32]) {
+    begin_positions(range.begin, unskewed, scores);
+    skew(unskewed, scores, range.begin);
     issue_qk(scores);
     issue_qr(unskewed);
   }
@@ -253,11 +287,8 @@ class ForwardConsumer {
     };
     const auto prepare_positions = [&](int t) {  // of tile t, the first of `positions`
       cursor.skip(t - 1, [&] { r_.skip(); });
-      issue_qr(unskewed);
-      finish_product();
-      skew_.store(unskewed, t - 1);
-      issue_qr(unskewed);
-      finish_product();
+      begin_positions(t, unskewed, scores);
+      cursor.next += 2;
     };
     int t = range.begin;
     const auto finish_scores = [&] {  // of tile t, and P v of tile t - 1
@@ -359,6 +390,42 @@ class ForwardConsumer {
     }
   }
 
+  // The same, 16 bytes a thread.
+  TXL_DEVICE void epilogue_by_rows(const Softmax& softmax, float (&acc_o)[S::WIDTH / 2], int query) const {
+    const PrefillProblem& p = block_.p;
+    TXL_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      const float sum = softmax.sum(h), max = softmax.max(h);
+      const int i = query + 8 * h;
+      if (i >= p.L) continue;
+      const int64_t x = block_.bh() * p.L + i;
+      const bool writes = thread() % 4 == 0;
+      if (p.parts > 1) {
+        float* const sums = part_sums(p, x, block_.part);
+        if (writes) sums[0] = max, sums[1] = sum;
+        continue;
+      }
+      if (writes && p.lse) p.lse[x] = log_sum_exp(p, block_.b, i, max, sum);
+      const float inverse_sum = 1 / (sum + weight_of_sink(i, max));
+      const float empty = sum == 0 ? empty_output(p, block_.b, i) : 0.f;
+      TXL_UNROLL
+      for (int n = 2 * h; n < S::WIDTH / 2; n += 4)
+        for (int e = 0; e < 2; ++e) acc_o[n + e] = sum == 0 ? empty : acc_o[n + e] * inverse_sum;
+    }
+    const int first = block_.first_query + warpgroup_ * SIDE + warp_ * 16, columns = static_cast<int>(p.D);
+    const uint32_t buffer = block_.address(S::skew + (warpgroup_ * WARPGROUP_WARPS + warp_) * Skew::BYTES);
+    if (p.parts > 1) {
+      store_rows<float>(buffer, acc_o, columns, [&](int m) {
+        const int64_t x = block_.bh() * p.L + first + m;
+        return first + m < p.L ? p.partial + (x * p.parts + block_.part) * p.D : nullptr;
+      });
+    } else {
+      store_rows<T>(buffer, acc_o, columns, [&](int m) {
+        return first + m < p.L ? const_cast<T*>(row_of<T>(p.out, block_.b, block_.h, first + m)) : nullptr;
+      });
+    }
+  }
+
   // The sink's weight beside those of keys, whose largest score is `max`.
   TXL_DEVICE float weight_of_sink(int i, float max) const {
     if constexpr (!S::HAS_Q_POS) return 0;
@@ -373,6 +440,7 @@ class ForwardConsumer {
   Consumer<S::V_STAGES> v_;
   Consumer<S::R_STAGES> r_;
   Skew skew_;
+  Queries queries_;                   // loads in flight
   uint32_t q_content_[S::WIDTH / 4];  // q + u
 };
 
@@ -385,7 +453,8 @@ void forward_kernel(const TXL_CONSTANT PrefillProblem p) {
     warpgroup_reg_dealloc<S::PRODUCER_REGISTERS>();
     const int warp = broadcast_first_lane(thread() / WARP) - S::GROUPS * WARPGROUP_WARPS;
     if (warp == 0 && thread() % WARP == 0 && block.tiles) load_tiles(block);
-    if (warp == 1) prepare_values(block);
+    PipelineState<S::V_STAGES> state;
+    if (warp == 1) prepare_values(block, state);
   } else {
     warpgroup_reg_alloc<S::CONSUMER_REGISTERS>();
     ForwardConsumer<S>(block).run();

@@ -151,6 +151,13 @@ template <int OFFSET = 0>
 TXL_DEVICE void load_shared_pair(uint32_t address, float& x, float& y) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2+%3];" : "=f"(x), "=f"(y) : "r"(address), "n"(OFFSET) : "memory");
 }
+// Four neighbouring words, at a multiple of 16 bytes.
+TXL_DEVICE void load_shared_quad(uint32_t address, float* to) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
+               : "r"(address)
+               : "memory");
+}
 // Stores the lower or upper half of a word.
 template <int OFFSET>
 TXL_DEVICE void store_shared_low(uint32_t address, uint32_t x) {

@@ -55,6 +55,7 @@ int64_t split_prefill(Problem& p, int multiprocessors) {
   if (p.L < 1 || p.D < 8 || p.D > 128 || p.D % 8 || p.B < 1 || p.H < 1 || p.type == Type::f32 ||
       (p.has_q_pos ? p.Dr != 8 && p.Dr != 16 : p.Dr != p.D || p.Hkv != p.H || p.has_sink || p.zero_outside))
     throw std::invalid_argument("sizes that the Hopper kernels do not take");
+  p.multiprocessors = multiprocessors;
   p.zero_row = std::min(p.zero_row, p.T + p.L);  // from there on no distance has a row; it fits an int
   const int64_t queries = queries_of_forward(p);
   const int64_t blocks = ceil_div(p.L, queries) * p.B * p.H;

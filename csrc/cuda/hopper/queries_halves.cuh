@@ -26,7 +26,8 @@ class QueriesHalvesConsumer : private QueriesConsumer<S> {
     load_operands();
     float dq[32] = {};
     if (this->block_.tiles) this->consume_tiles(range, [&] { mainloop(range, dq); });
-    this->epilogue(dq, half_ * SIDE);
+    // A half of the ring that the two warps with the same queries share; mainloop() ends by barriers of all.
+    this->epilogue(dq, S::skew + this->warp_ * Skew::BYTES + half_ * STAGED_BYTES, half_ * SIDE);
   }
 
  private:
@@ -167,13 +168,12 @@ class QueriesHalvesConsumer : private QueriesConsumer<S> {
 
   TXL_DEVICE void mainloop(const TileRange& range, float (&dq)[32]) {
     float unskewed[16], scores[16], dr[32] = {};
+    issue_qr(scores);
     issue_qr(unskewed);
     warpgroup_wait<0>();
+    fence_operand(scores);
     fence_operand(unskewed);
-    skew_.store(unskewed, range.begin - 1);
-    issue_qr(unskewed);
-    warpgroup_wait<0>();
-    fence_operand(unskewed);
+    skew_.store(scores, range.begin - 1);
     skew(unskewed, scores, range.begin);
     step<true>(scores, dq, dr, range.begin);
     TXL_ROLLED

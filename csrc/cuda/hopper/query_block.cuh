@@ -16,40 +16,59 @@ struct QueryBlock {
   const PrefillProblem& p;
   char* shared;
   KeyTiles key_tiles;
-  int b, h = block_y(), part, first_query;
+  int b, h, part, first_query;
   int first_tile, tiles;  // of the part: its first tile, and their number
   StageBarriers<S::STAGES> k;
   StageBarriers<S::V_STAGES> v;
   StageBarriers<S::R_STAGES> r;
   int* key_bounds;  // [2][QUERIES], see find_key_bounds
 
-  // number: of the block of queries of batch row b and its part of the keys.
+  // Block `number` of batch row b and head block_y(), see place(); by all threads.
   TXL_DEVICE QueryBlock(const PrefillProblem& problem, char* memory, int batch_row, int number)
-      : p(problem), shared(memory), key_tiles(problem), b(batch_row) {
-    // The last queries see the most keys where attention is causal: they begin first.
-    const int parts = static_cast<int>(p.parts), blocks = (static_cast<int>(p.L) + S::QUERIES - 1) / S::QUERIES;
-    part = number % parts, first_query = (blocks - 1 - number / parts) * S::QUERIES;
+      : QueryBlock(problem, memory) {
+    place(batch_row, block_y(), number);
+    prefetch_descriptors();
+    if (thread() == 0) init_barriers();
+    find_key_bounds<S::QUERIES>(p, key_tiles, b, first_query, key_bounds);
+    barrier();
+    find_tiles();
+  }
+  // No block of queries yet.
+  TXL_DEVICE QueryBlock(const PrefillProblem& problem, char* memory) : p(problem), shared(memory), key_tiles(problem) {
     Barrier* const barriers = reinterpret_cast<Barrier*>(shared + S::barriers);
     k.barriers = barriers, v.barriers = k.barriers + k.BARRIERS, r.barriers = v.barriers + v.BARRIERS;
     key_bounds = reinterpret_cast<int*>(shared + S::key_bounds);
-    if (thread() == S::GROUPS * WARPGROUP) {
-      for (const RowsMap* rows : {&p.k_rows, &p.v_rows}) prefetch_tma_descriptor(rows->map);
-      if (p.T) prefetch_tma_descriptor(p.r_rows.map);
-      if (p.M) prefetch_tma_descriptor(p.k_mem_rows.map), prefetch_tma_descriptor(p.v_mem_rows.map);
-    }
-    if (thread() == 0) {
-      constexpr int CONSUMERS = S::GROUPS * WARPGROUP_WARPS;
-      k.init(CONSUMERS), v.init(CONSUMERS), r.init(CONSUMERS);  // plant: empty-arrivals
-      fence_barrier_init();
-    }
-    find_key_bounds<S::QUERIES>(p, key_tiles, b, first_query, key_bounds);
-    barrier();
+  }
+
+  // number: of the block of queries and of its part of the keys. The last queries see the most keys where attention is
+  // causal: they begin first.
+  TXL_DEVICE void place(int batch_row, int head, int number) {
+    b = batch_row, h = head, part = number % static_cast<int>(p.parts), first_query = first_query_of(number);
+  }
+  TXL_DEVICE int first_query_of(int number) const {
+    const int blocks = (static_cast<int>(p.L) + S::QUERIES - 1) / S::QUERIES;
+    return (blocks - 1 - number / static_cast<int>(p.parts)) * S::QUERIES;
+  }
+  // Finds the part's tiles from key_bounds. By a warp.
+  TXL_DEVICE void find_tiles() {
+    const int parts = static_cast<int>(p.parts);
     const TileRange range = tiles_of<S::QUERIES, S::QUERIES>(key_bounds, 0);
     const int count = range.end > range.begin ? range.end - range.begin : 0, part_tiles = (count + parts - 1) / parts;
     first_tile = range.begin + part * part_tiles;
     tiles = part * part_tiles >= count               ? 0
             : count - part * part_tiles < part_tiles ? count - part * part_tiles
                                                      : part_tiles;
+  }
+  TXL_DEVICE void prefetch_descriptors() const {
+    if (thread() != S::GROUPS * WARPGROUP) return;
+    for (const RowsMap* rows : {&p.k_rows, &p.v_rows}) prefetch_tma_descriptor(rows->map);
+    if (p.T) prefetch_tma_descriptor(p.r_rows.map);
+    if (p.M) prefetch_tma_descriptor(p.k_mem_rows.map), prefetch_tma_descriptor(p.v_mem_rows.map);
+  }
+  TXL_DEVICE void init_barriers() const {
+    constexpr int CONSUMERS = S::GROUPS * WARPGROUP_WARPS;
+    k.init(CONSUMERS), v.init(CONSUMERS), r.init(CONSUMERS);  // plant: empty-arrivals
+    fence_barrier_init();
   }
 
   // The tiles of the part that some query of a warpgroup sees; none: begin and end are `tiles`.
@@ -121,17 +140,24 @@ struct RTileCursor {
   }
 };
 
+// The producer's places in the pipelines of tiles.
+template <class S>
+struct TileProducers {
+  Producer<S::STAGES> k;
+  Producer<S::V_STAGES> v;
+  Producer<S::R_STAGES> r;
+  TXL_DEVICE explicit TileProducers(const QueryBlock<S>& block)
+      : k(block.k.empty()), v(block.v.empty()), r(block.r.empty()) {}
+};
+
 // The producer: loads all tiles in the order in which they are used. Those of r begin QUERY_GROUPS before the first of
 // k. By one thread.
 template <class S>
-TXL_DEVICE void load_tiles(const QueryBlock<S>& block) {
+TXL_DEVICE void load_tiles(const QueryBlock<S>& block, TileProducers<S>& producers) {
   const PrefillProblem& p = block.p;
-  Producer<S::STAGES> k(block.k.empty());
-  Producer<S::V_STAGES> v(block.v.empty());
-  Producer<S::R_STAGES> r(block.r.empty());
   const int head = block.kv_head();
   const auto load_r = [&](int j) {
-    const int stage = r.producer_acquire(), row = static_cast<int>(p.zero_row) + block.distance(j);
+    const int stage = producers.r.producer_acquire(), row = static_cast<int>(p.zero_row) + block.distance(j);
     load_tile_of_r<S>(block.shared, S::r + stage * S::R_TILE_BYTES, block.r.full(stage), p.r_rows, row, block.h);
   };
   const auto load_keys = [&](auto& producer, int to, const auto& barriers, const RowsMap& memory,
@@ -148,10 +174,16 @@ TXL_DEVICE void load_tiles(const QueryBlock<S>& block) {
     if (is_loaded(j)) load_r(j);
   TXL_ROLLED
   for (int t = 0; t < block.tiles; ++t) {
-    load_keys(k, S::k, block.k, p.k_mem_rows, p.k_rows, t);
+    load_keys(producers.k, S::k, block.k, p.k_mem_rows, p.k_rows, t);
     if (is_loaded(t + 1)) load_r(t + 1);
-    load_keys(v, S::v, block.v, p.v_mem_rows, p.v_rows, t);
+    load_keys(producers.v, S::v, block.v, p.v_mem_rows, p.v_rows, t);
   }
+}
+// The same for a thread block with this block of queries alone.
+template <class S>
+TXL_DEVICE void load_tiles(const QueryBlock<S>& block) {
+  TileProducers<S> producers(block);
+  load_tiles(block, producers);
 }
 
 }  // namespace txl_cuda
