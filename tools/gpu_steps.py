@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Steps for a rented GPU, in two calls of five and a half minutes each, after `make gpu-kit`
-on any machine:
+"""Steps for a rented GPU, in calls of five and a half minutes each, after `make gpu-kit` on any
+machine:
 
     python tools/gpu_steps.py 1 --out FOLDER
     python tools/gpu_steps.py 2 --out FOLDER
+    python tools/gpu_steps.py 3 --out FOLDER
     python tools/gpu_steps.py decode ncu --out FOLDER    some steps, by name
 
-1: each kind of call, the tests of the device, compute-sanitizer, variants of the CUDA C++ kernels
-(module and library, in gpu-kit/variants/NAME) against the default, decode, and Nsight Compute. 2:
-the models' tests, and benchmarks of evaluation, training, Inkling's attention and a Conformer's
-layer. FOLDER gets callN.txt, a line for each step as it ends; callN.log, all that was printed;
-ncu.csv; and a record for each benchmark, which may go to benchmarks/results/.
+1: each kind of call, the tests of the device, and variants of the CUDA C++ kernels (module and
+library, in gpu-kit/variants/NAME) against the default; the tests of the one that has all, too. 2:
+the models' tests, and benchmarks of evaluation, training and Inkling's attention. 3: decode, Nsight
+Compute, compute-sanitizer and a Conformer's layer. FOLDER gets callN.txt, a line for each step as
+it ends; callN.log, all that was printed; ncu.csv; and a record for each benchmark, which may go to
+benchmarks/results/.
 
 Each step is a process with a limit of time: one that fails or hangs leaves its reason, and the
 others still run. Needs torch with CUDA, triton and pytest, and no network. Without gpu-kit/
@@ -34,6 +36,8 @@ ROOT = Path(__file__).resolve().parents[1]
 KIT = ROOT / "gpu-kit"
 SITES = ROOT / "build/gpu-sites"  # the packages with a variant's module
 GROUPS = "benchmarks/groups"
+CALLS = ("1", "2", "3")
+ALL_VARIANTS = "TXL_SECOND_GENERATION"  # the macro that stands for all others
 TESTS = ("tests/txl_kernels/cuda", "tests/txl_kernels/triton/test_device.py::test_inklings_terms")
 MODELS = ("tests/txl/evaluation/test_engine_device.py", "tests/txl/training/test_training_device.py")
 TINY_TESTS = ("tests/txl_kernels/api/test_values.py", "-k", "window")
@@ -75,27 +79,27 @@ def steps(out: Path, rehearse: bool) -> list[Step]:
         return Step(name, call, seconds * (5 if rehearse else 1), command)
 
     def variant(name: str) -> list[Step]:
-        """The tests of a variant of the CUDA C++ kernels, and its times against the default."""
+        """The times of a variant of the CUDA C++ kernels against the default, and the tests of the
+        one that has all."""
         site, unsafe = str(SITES / name), ["env", "PYTHONSAFEPATH=1"]
         path = f"PYTHONPATH={os.pathsep.join([site, environment()['PYTHONPATH']])}"
         timed = ["-k", "cuda and (test_slow_to_start or test_length and L2048)", f"--base={site}"]
-        return [
-            Step(f"tests of {name}", 1, 40, [*unsafe, path, *tests, "tests/txl_kernels/cuda/test_hopper.py"]),
-            benchmark(f"default against {name}", 1, 40, f"{GROUPS}/test_attention.py", *timed),
-        ]
+        tested = Step(f"tests of {name}", 1, 40, [*unsafe, path, *tests, "tests/txl_kernels/cuda/test_hopper.py"])
+        times = benchmark(f"default against {name}", 1, 35, f"{GROUPS}/test_attention.py", *timed)
+        return [tested, times] if name == ALL_VARIANTS else [times]
 
     return [
         Step("card", 1, 10, ["nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm", "--format=csv"]),
         Step("check", 1, 45, [*python, "tools/gpu_kernels.py", "check", "--widths", "16" if rehearse else "64,128"]),
-        Step("tests", 1, 100, [*tests, *(TINY_TESTS if rehearse else TESTS)]),
+        Step("tests", 1, 70, [*tests, *(TINY_TESTS if rehearse else TESTS)]),
         *(step for name in variants() for step in variant(name)),
-        benchmark("decode", 1, 75, f"{GROUPS}/test_attention.py", f"{GROUPS}/test_inkling.py", "-k", "decode"),
-        Step("ncu", 1, 40, [*ncu, *launches]),
-        Step("sanitizer", 1, 60, [*sanitizer, "tests/txl_kernels/cuda/test_hopper.py", "-k", "intervals or dropout"]),
+        benchmark("decode", 3, 75, f"{GROUPS}/test_attention.py", f"{GROUPS}/test_inkling.py", "-k", "decode"),
+        Step("ncu", 3, 40, [*ncu, *launches]),
+        Step("sanitizer", 3, 60, [*sanitizer, "tests/txl_kernels/cuda/test_hopper.py", "-k", "intervals or dropout"]),
         Step("model tests", 2, 60, [*tests, *(TINY_TESTS if rehearse else MODELS)]),
         benchmark("evaluation", 2, 150, f"{GROUPS}/test_evaluation.py", f"{GROUPS}/test_training.py"),
         benchmark("inkling", 2, 100, f"{GROUPS}/test_inkling.py", "-k", "not decode"),
-        benchmark("layers", 2, 60, f"{GROUPS}/test_integrations.py"),
+        benchmark("layers", 3, 60, f"{GROUPS}/test_integrations.py"),
     ]
 
 
@@ -191,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the steps; return 0 if all ended with status 0, else 1."""
     begun = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", help="1, 2, or names of steps")
+    parser.add_argument("what", nargs="+", help="1, 2, 3, or names of steps")
     parser.add_argument(
         "--out", type=Path, default=Path(os.environ.get("OUT", "gpu-check")), help="folder of the results"
     )
@@ -203,11 +207,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     out: Path = given.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    label = given.what[0] if given.what[0] in ("1", "2") else ""
+    label = given.what[0] if given.what[0] in CALLS else ""
     known = steps(out, given.rehearse)
-    unknown = set(given.what) - {"1", "2", *(x.name for x in known)}
+    unknown = set(given.what) - {*CALLS, *(x.name for x in known)}
     if unknown:
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are 1, 2, {', '.join(x.name for x in known)}")
+        parser.error(
+            f"unknown: {', '.join(sorted(unknown))}; there are {', '.join([*CALLS, *(x.name for x in known)])}"
+        )
     env, bad, log_file = environment(given.rehearse), False, out / f"call{label}.log"
     with (out / f"call{label}.txt").open("w") as lines, log_file.open("wb") as log:
 

@@ -6,8 +6,11 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from cases import NO_BIASES, Case
 from cuda_emulation import CSRC
+from cuda_ptx import PtxModule, compile_ptx
+from oracle import matches_the_reference
 
 Edit = int | tuple[str, str] | None  # move the line by so many, replace one token of it, or delete it
 
@@ -20,6 +23,7 @@ POSITIONS = Case(
     "positions", B=1, H=4, Hkv=2, L=130, M=250, D=64, Dp=16, T=100, zero_row=0, outside="zero", sink="H", **NO_BIASES
 )
 SINKS = POSITIONS.but("sinks", L=70, M=10, window=3)  # with much of the weight
+MANY = Case("many", B=1, H=3, L=200, M=64, D=64)  # two blocks of queries a head
 MASKED = Case("masked", B=1, H=1, L=64, M=40, D=64)  # rows of the first tile that do not exist
 
 
@@ -133,6 +137,25 @@ EARLY_START = [
     Hopper("early-keys", None, NARROW, "without griddepcontrol.wait"),
     Hopper("early-finish", None, WIDE, "without griddepcontrol.wait"),
 ]
+# In the instances of TXL_SHORT_EDGES, of TXL_PERSISTENT and of TXL_ORDERED_EXPONENTIALS.
+SHORT_EDGES = [
+    Hopper("staged-rows-barrier", None, NARROW, "race"),
+    Hopper("staged-keys-barrier", None, NARROW, "race"),
+    Hopper("first-positions-wait", None, NARROW, "waited"),
+    Hopper("first-distances-wait", None, NARROW, "waited"),
+]
+PERSISTENT = [
+    Hopper("item-arrivals", ("READERS", "1"), MANY, ""),
+    Hopper("item-bounds-barrier", None, MANY, "race"),
+    Hopper("item-bounds-wait", None, MANY, "race"),
+    Hopper("item-release-barrier", None, MANY, "race"),
+    Hopper("next-positions-barrier", None, MANY, "race"),
+    Hopper("later-items-stage", ("m % ItemBounds<S>::STAGES", "0"), MANY, ""),
+]
+ORDERED_EXPONENTIALS = [
+    Hopper("turn-wait", None, NARROW, "arrives twice"),
+    Hopper("turn-end", None, NARROW, "wait at a barrier"),
+]
 # In the decode kernels, with what the SIMT emulation prints: shuffles with too few steps, half of
 # the values lost, wrong partners; sinks, rows of r and queries of the wrong head; lanes that
 # shuffle differently; a missed barrier.
@@ -187,3 +210,24 @@ def plant(folder: Path, name: str, edit: Edit) -> Path:
         lines.insert(at, line.replace(*edit))
     copy.write_text("".join(lines))
     return csrc
+
+
+def detects(
+    module: PtxModule, compiled: list[str], fault: Hopper, kernels: str, folder: Path, options: tuple[str, ...] = ()
+) -> None:
+    """Assert that the executor or wrong results show the fault, planted in the sources that
+    `kernels` names. compiled: PTX of all other kernels; options: of nvcc."""
+    planted = compile_ptx(folder, "sm_90a", plant(folder, fault.name, fault.edit), (kernels,), options)
+    module.use(compiled + planted)  # the later of a name
+    module.first = ()
+    try:
+        matches_the_reference(fault.case, torch.bfloat16, "cuda")
+        wrong = ""
+    except AssertionError as error:
+        wrong = str(error)
+    faults, module.faults = module.faults, []
+    if fault.seen == "values":
+        assert wrong
+        return
+    assert faults or (wrong and not fault.seen), "not detected"
+    assert any(fault.seen in str(x) for x in faults) or not fault.seen, faults[0]

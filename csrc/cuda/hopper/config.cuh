@@ -8,6 +8,7 @@
 #define TXL_TWO_WARPGROUPS
 #define TXL_EARLY_START
 #define TXL_PERSISTENT
+#define TXL_ORDERED_EXPONENTIALS
 #endif
 
 namespace txl_cuda {
@@ -159,6 +160,12 @@ constexpr bool SHORT_EDGES = false;
 constexpr bool PERSISTENT = true;
 #else
 constexpr bool PERSISTENT = false;
+#endif
+
+#ifdef TXL_ORDERED_EXPONENTIALS
+constexpr bool ORDERED_EXPONENTIALS = true;
+#else
+constexpr bool ORDERED_EXPONENTIALS = false;
 #endif
 
 // The instances, by the width of tiles. Arguments: width, consumer warpgroups, stages of tiles (of k and v, or of

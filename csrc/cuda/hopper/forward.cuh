@@ -6,6 +6,7 @@
 #include "query_block.cuh"
 #include "softmax.cuh"
 #include "store_rows.cuh"
+#include "turns.cuh"
 
 namespace txl_cuda {
 
@@ -48,6 +49,7 @@ class ForwardConsumer {
       low[h] = block_.key_low(warpgroup_ * SIDE + row + 8 * h, 0);
       high[h] = block_.key_high(warpgroup_ * SIDE + row + 8 * h, 0);
     }
+    turns_ = TurnsOrNone(block_, warpgroup_);
     found_tiles();
     Softmax softmax(block_.p, block_.bh(), first_query + row, low, high);
 
@@ -67,6 +69,7 @@ class ForwardConsumer {
   }
 
  private:
+  using TurnsOrNone = std::conditional_t<ORDERED_EXPONENTIALS, Turns<S>, AnyTime>;
   using Queries = std::conditional_t<S::HAS_Q_POS, QueriesAndPositions<T, S::WIDTH>, QueriesAndBiases<T, S::WIDTH>>;
 
   // Uses the tiles of `range`, and releases the others of the block unused. Tile j of r is the new one at tile
@@ -113,7 +116,11 @@ class ForwardConsumer {
 
   // Writes q + u to registers and q + w to shared memory.
   TXL_DEVICE void load_q() {
-    if constexpr (!PERSISTENT) queries_.load(block_.p, block_.b, block_.h, block_.first_query + warpgroup_ * SIDE);
+    if constexpr (PERSISTENT) {
+      sync_warpgroup(warpgroup_);  // products of the item before have read q + w; plant: next-positions-barrier
+    } else {
+      queries_.load(block_.p, block_.b, block_.h, block_.first_query + warpgroup_ * SIDE);
+    }
     uint32_t position[Queries::POSITION_WORDS];
     queries_.form(block_.p, position, q_content_);
     if constexpr (S::HAS_Q_POS) {
@@ -148,6 +155,14 @@ class ForwardConsumer {
   TXL_DEVICE void issue_pv(float (&acc_o)[S::WIDTH / 2], const uint32_t (&p)[16]) {
     const uint32_t v = block_.address(S::v + v_.consumer_wait() * S::TILE_BYTES);
     gemm_rs<T, Major::MN, ScaleOut::One>(acc_o, p, v);
+  }
+  // P of tile t from its scores, see Softmax::update, in this warpgroup's turn.
+  template <class Interleaved>
+  TXL_DEVICE void compute_p(Softmax& softmax, float (&scores)[32], int t, float (&rescale)[2],
+                            const Interleaved& interleaved) const {
+    turns_.wait(t);  // plant: turn-wait
+    softmax.update(scores, t, block_.first_key(0), rescale, interleaved);
+    turns_.end(t);  // plant: turn-end
   }
   // Stores the product that came with tile t, and loads the tile's position scores.
   TXL_DEVICE void skew(const float (&unskewed)[32], float (&scores)[32], int t) {
@@ -199,7 +214,7 @@ class ForwardConsumer {
     warpgroup_wait<1>();
     fence_operand(scores);
     k_.consumer_release();
-    softmax.update(scores, range.begin, block_.first_key(0), rescale);
+    compute_p(softmax, scores, range.begin, rescale, [] {});
     pack_operand<T>(scores, p);
     warpgroup_wait<0>();
     fence_operand(unskewed);
@@ -216,7 +231,7 @@ class ForwardConsumer {
       fence_operand(scores);
       v_.consumer_release();
       k_.consumer_release();
-      softmax.update(scores, t, block_.first_key(0), rescale);
+      compute_p(softmax, scores, t, rescale, [] {});
       pack_operand<T>(scores, p);
       rescale_o(acc_o, rescale);
       warpgroup_wait<0>();
@@ -243,7 +258,7 @@ class ForwardConsumer {
 
     TXL_ROLLED
     for (int t = range.begin; t + 1 < range.end; ++t) {
-      softmax.update(scores, t, block_.first_key(0), rescale, [&] { skew_.store(unskewed, t + 1); });
+      compute_p(softmax, scores, t, rescale, [&] { skew_.store(unskewed, t + 1); });
       sync_warp();                     // plant: interleaved-warp-barrier
       skew_.load(next_scores, t + 1);  // releasing a stage orders this before what the next tile stores there
       warpgroup_wait<0>();
@@ -262,7 +277,7 @@ class ForwardConsumer {
       TXL_UNROLL
       for (int n = 0; n < 32; ++n) scores[n] = next_scores[n];
     }
-    softmax.update(scores, range.end - 1, block_.first_key(0), rescale);
+    compute_p(softmax, scores, range.end - 1, rescale, [] {});
     warpgroup_wait<0>();
     fence_operand(acc_o);
     if (range.end - 1 > range.begin) v_.consumer_release();
@@ -296,7 +311,7 @@ class ForwardConsumer {
       fence_operand(scores);
       v_.consumer_release();
       k_.consumer_release();
-      softmax.update(scores, t, block_.first_key(0), rescale);
+      compute_p(softmax, scores, t, rescale, [] {});
       pack_operand<T>(scores, p);
       rescale_o(acc_o, rescale);
     };
@@ -310,7 +325,7 @@ class ForwardConsumer {
     warpgroup_wait<0>();
     fence_operand(scores);
     k_.consumer_release();
-    softmax.update(scores, t, block_.first_key(0), rescale);
+    compute_p(softmax, scores, t, rescale, [] {});
     pack_operand<T>(scores, p);
 
     ++t;
@@ -440,6 +455,7 @@ class ForwardConsumer {
   Consumer<S::V_STAGES> v_;
   Consumer<S::R_STAGES> r_;
   Skew skew_;
+  TurnsOrNone turns_;
   Queries queries_;                   // loads in flight
   uint32_t q_content_[S::WIDTH / 4];  // q + u
 };

@@ -71,7 +71,8 @@ TXL_DEVICE void for_each_item(const PersistentProblem& p, QueryBlock<S>& block, 
                               const Compute& compute) {
   TXL_ROLLED
   for (int m = 0;; ++m) {  // one counter for item, stage and phase: registers are scarce
-    const int n = block_x() + m * p.resident, stage = m % ItemBounds<S>::STAGES;
+    const int n = block_x() + m * p.resident;
+    const int stage = m % ItemBounds<S>::STAGES;  // plant: later-items-stage
     if (n >= p.items) return;
     const Item item(p, n);
     block.place(item.b, item.h, item.number);

@@ -103,6 +103,11 @@ template <int WHICH, int THREADS>
 TXL_DEVICE void named_barrier_sync() {
   asm volatile("bar.sync %0, %1;" ::"n"(WHICH), "n"(THREADS) : "memory");
 }
+// Arrives at the barrier without waiting.
+template <int WHICH, int THREADS>
+TXL_DEVICE void named_barrier_arrive() {
+  asm volatile("bar.arrive %0, %1;" ::"n"(WHICH), "n"(THREADS) : "memory");
+}
 TXL_DEVICE bool all_of_warp(bool x) { return __all_sync(0xFFFFFFFFu, x); }
 TXL_DEVICE uint32_t or_of_warp(uint32_t x) { return __reduce_or_sync(0xFFFFFFFFu, x); }
 TXL_DEVICE int min_of_warp(int x) { return __reduce_min_sync(0xFFFFFFFFu, x); }

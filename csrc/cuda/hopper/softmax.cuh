@@ -73,9 +73,6 @@ class Softmax {
     TXL_UNROLL
     for (int n = 0; n < 32; ++n) s[n] = keep_mask >> n & 1 ? s[n] * p_.keep_scale : 0.f;
   }
-  TXL_DEVICE void update(float (&s)[32], int tile, int first_key, float (&rescale)[2]) {
-    update(s, tile, first_key, rescale, [] {});
-  }
 
   // After the last tile: the sum of weights of a query, over its four lanes, and its largest score.
   TXL_DEVICE float sum(int h) const {

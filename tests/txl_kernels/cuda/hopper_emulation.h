@@ -195,11 +195,18 @@ inline void fence_view_async_shared() {}
 inline void sync_warp() {
   simt::current.block->warps[static_cast<size_t>(simt::current.index / simt::WARP)]->barrier.wait();
 }
+inline simt::Barrier& named_barrier(int which, int threads) {
+  auto& barrier = simt::units().named[which];
+  if (!barrier) barrier = std::make_unique<simt::Barrier>(threads);
+  return *barrier;
+}
 template <int WHICH, int THREADS>
 void named_barrier_sync() {
-  auto& barrier = simt::units().named[WHICH];
-  if (!barrier) barrier = std::make_unique<simt::Barrier>(THREADS);
-  barrier->wait();
+  named_barrier(WHICH, THREADS).wait();
+}
+template <int WHICH, int THREADS>
+void named_barrier_arrive() {
+  named_barrier(WHICH, THREADS).arrive();
 }
 inline int opaque(int x) { return x; }
 inline void launch_dependent_grids() {}

@@ -82,11 +82,13 @@ class Barrier {
   explicit Barrier(int members) : members_(members) {}
   void wait() {
     const uint64_t turn = turn_;
-    if (++waiting_ == members_) {
-      waiting_ = 0, ++turn_;
-      progress = true;
-    }
+    arrive();
     while (turn_ == turn) yield();
+  }
+  void arrive() {
+    if (++waiting_ < members_) return;
+    waiting_ = 0, ++turn_;
+    progress = true;
   }
   static inline bool progress = false;  // somebody passed a barrier or ended since it was last cleared
 

@@ -13,7 +13,7 @@ from cuda_cases import HOPPER, HOPPER_INKLING, SPLIT, forward, use
 from cuda_emulation import CSRC
 from cuda_ptx import PtxModule, compile_ptx, compiled_ptx, ptx_module
 from oracle import matches_the_reference
-from planted_faults import BACKWARD, FORWARD, NARROW, POSITIONS, WIDE, Hopper, plant
+from planted_faults import BACKWARD, FORWARD, NARROW, POSITIONS, WIDE, Hopper, detects
 
 pytestmark = [
     pytest.mark.slow,
@@ -84,19 +84,5 @@ def test_planted_fault_is_detected(
     direction: str, fault: Hopper, module: PtxModule, compiled: list[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    csrc = plant(tmp_path, fault.name, fault.edit)
-    planted = compile_ptx(tmp_path, "sm_90a", csrc, (f"hopper/{direction}_bf16.cu",))
-    module.use(compiled + planted)  # the later of a name
-    module.first = ()
     use(monkeypatch, module, multiprocessors=1)
-    try:
-        matches_the_reference(fault.case, torch.bfloat16, "cuda")
-        wrong = ""
-    except AssertionError as error:
-        wrong = str(error)
-    faults, module.faults = module.faults, []
-    if fault.seen == "values":
-        assert wrong
-        return
-    assert faults or (wrong and not fault.seen), "not detected"
-    assert any(fault.seen in str(x) for x in faults) or not fault.seen, faults[0]
+    detects(module, compiled, fault, f"hopper/{direction}_bf16.cu", tmp_path)
