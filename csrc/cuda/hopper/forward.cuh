@@ -1,11 +1,7 @@
 // Prefill, forward of any number of queries: a block of queries, GROUPS warpgroups of 64, goes through its part of the
 // tiles of keys.
 #pragma once
-#include "../merge.cuh"
-#include "fragments.cuh"
-#include "query_block.cuh"
-#include "softmax.cuh"
-#include "store_rows.cuh"
+#include "forward_epilogue.cuh"
 #include "turns.cuh"
 
 namespace txl_cuda {
@@ -56,10 +52,11 @@ class ForwardConsumer {
     float acc_o[S::WIDTH / 2] = {};
     if (block_.tiles) consume_tiles(range, softmax, acc_o);  // plant: block-without-tiles
     summed_up();
+    const ForwardEpilogue<S> epilogue{block_, warpgroup_, warp_};
     if constexpr (SHORT_EDGES) {
-      epilogue_by_rows(softmax, acc_o, first_query + row);
+      epilogue.write_by_rows(softmax, acc_o);
     } else {
-      epilogue(softmax, acc_o, first_query + row);
+      epilogue.write(softmax, acc_o);
     }
   }
 
@@ -366,87 +363,6 @@ class ForwardConsumer {
     if (all_of_warp(rescale[0] == 1 && rescale[1] == 1)) return;  // mostly the largest score stays what it was
     TXL_UNROLL
     for (int n = 0; n < S::WIDTH / 2; ++n) acc_o[n] *= rescale[n / 2 % 2];
-  }
-
-  // Writes out and lse; where keys are split, the weighted sums and their maximum and sum, for merge_kernel. query: of
-  // this thread's first row.
-  TXL_DEVICE void epilogue(const Softmax& softmax, const float (&acc_o)[S::WIDTH / 2], int query) const {
-    const PrefillProblem& p = block_.p;
-    const int D = static_cast<int>(p.D), first_column = accumulator_column();
-    TXL_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      const float sum = softmax.sum(h), max = softmax.max(h);
-      const int i = query + 8 * h;
-      if (i >= p.L) continue;
-      const int64_t x = block_.bh() * p.L + i;
-      const float inverse_sum = 1 / (sum + weight_of_sink(i, max));
-      const float empty = sum == 0 ? empty_output(p, block_.b, i) : 0.f;
-      T* const out = const_cast<T*>(row_of<T>(p.out, block_.b, block_.h, i));
-      float* const partial = p.partial + (x * p.parts + block_.part) * p.D;
-      TXL_UNROLL
-      for (int n = 2 * h; n < S::WIDTH / 2; n += 4) {
-        const int column = n / 4 * 8 + first_column;
-        if (column >= D) continue;
-        if (p.parts > 1) {
-          partial[column] = acc_o[n], partial[column + 1] = acc_o[n + 1];
-        } else {
-          const float low = sum == 0 ? empty : acc_o[n] * inverse_sum;
-          const float high = sum == 0 ? empty : acc_o[n + 1] * inverse_sum;
-          *reinterpret_cast<uint32_t*>(out + column) = pack(T(), low, high);
-        }
-      }
-      if (thread() % 4) continue;
-      if (p.parts > 1) {
-        float* const sums = part_sums(p, x, block_.part);
-        sums[0] = max, sums[1] = sum;
-      } else if (p.lse) {
-        p.lse[x] = log_sum_exp(p, block_.b, i, max, sum);
-      }
-    }
-  }
-
-  // The same, 16 bytes a thread.
-  TXL_DEVICE void epilogue_by_rows(const Softmax& softmax, float (&acc_o)[S::WIDTH / 2], int query) const {
-    const PrefillProblem& p = block_.p;
-    TXL_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      const float sum = softmax.sum(h), max = softmax.max(h);
-      const int i = query + 8 * h;
-      if (i >= p.L) continue;
-      const int64_t x = block_.bh() * p.L + i;
-      const bool writes = thread() % 4 == 0;
-      if (p.parts > 1) {
-        float* const sums = part_sums(p, x, block_.part);
-        if (writes) sums[0] = max, sums[1] = sum;
-        continue;
-      }
-      if (writes && p.lse) p.lse[x] = log_sum_exp(p, block_.b, i, max, sum);
-      const float inverse_sum = 1 / (sum + weight_of_sink(i, max));
-      const float empty = sum == 0 ? empty_output(p, block_.b, i) : 0.f;
-      TXL_UNROLL
-      for (int n = 2 * h; n < S::WIDTH / 2; n += 4)
-        for (int e = 0; e < 2; ++e) acc_o[n + e] = sum == 0 ? empty : acc_o[n + e] * inverse_sum;
-    }
-    const int first = block_.first_query + warpgroup_ * SIDE + warp_ * 16, columns = static_cast<int>(p.D);
-    const uint32_t buffer = block_.address(S::skew + (warpgroup_ * WARPGROUP_WARPS + warp_) * Skew::BYTES);
-    if (p.parts > 1) {
-      store_rows<float>(buffer, acc_o, columns, [&](int m) {
-        const int64_t x = block_.bh() * p.L + first + m;
-        return first + m < p.L ? p.partial + (x * p.parts + block_.part) * p.D : nullptr;
-      });
-    } else {
-      store_rows<T>(buffer, acc_o, columns, [&](int m) {
-        return first + m < p.L ? const_cast<T*>(row_of<T>(p.out, block_.b, block_.h, first + m)) : nullptr;
-      });
-    }
-  }
-
-  // The sink's weight beside those of keys, whose largest score is `max`.
-  TXL_DEVICE float weight_of_sink(int i, float max) const {
-    if constexpr (!S::HAS_Q_POS) return 0;
-    const View& sink = block_.p.sink;
-    if (!block_.p.has_sink || block_.p.parts > 1) return 0;  // merge_kernel adds it to the sum of the parts
-    return exp2f(row_of<float>(sink, block_.b, block_.h, 0)[i * sink.s2] * LOG2_E - max);
   }
 
   const QueryBlock<S>& block_;

@@ -1,0 +1,101 @@
+// The end of a block of queries in forward: out and lse, or what merge_kernel reads.
+#pragma once
+#include "../merge.cuh"
+#include "query_block.cuh"
+#include "softmax.cuh"
+#include "store_rows.cuh"
+
+namespace txl_cuda {
+
+// Of a warp, number `warp` of its consumer warpgroup.
+template <class S>
+struct ForwardEpilogue {
+  using T = typename S::T;
+  const QueryBlock<S>& block;
+  int warpgroup, warp;
+
+  // Writes out and lse; where keys are split, the weighted sums and their maximum and sum, for merge_kernel.
+  TXL_DEVICE void write(const Softmax& softmax, const float (&acc_o)[S::WIDTH / 2]) const {
+    const PrefillProblem& p = block.p;
+    const int D = static_cast<int>(p.D), first_column = accumulator_column();
+    TXL_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      const float sum = softmax.sum(h), max = softmax.max(h);
+      const int i = first_query() + accumulator_row(0) + 8 * h;
+      if (i >= p.L) continue;
+      const int64_t x = block.bh() * p.L + i;
+      const float inverse_sum = 1 / (sum + weight_of_sink(i, max));
+      const float empty = sum == 0 ? empty_output(p, block.b, i) : 0.f;
+      T* const out = const_cast<T*>(row_of<T>(p.out, block.b, block.h, i));
+      float* const partial = p.partial + (x * p.parts + block.part) * p.D;
+      TXL_UNROLL
+      for (int n = 2 * h; n < S::WIDTH / 2; n += 4) {
+        const int column = n / 4 * 8 + first_column;
+        if (column >= D) continue;
+        if (p.parts > 1) {
+          partial[column] = acc_o[n], partial[column + 1] = acc_o[n + 1];
+        } else {
+          const float low = sum == 0 ? empty : acc_o[n] * inverse_sum;
+          const float high = sum == 0 ? empty : acc_o[n + 1] * inverse_sum;
+          *reinterpret_cast<uint32_t*>(out + column) = pack(T(), low, high);
+        }
+      }
+      if (thread() % 4) continue;
+      if (p.parts > 1) {
+        float* const sums = part_sums(p, x, block.part);
+        sums[0] = max, sums[1] = sum;
+      } else if (p.lse) {
+        p.lse[x] = log_sum_exp(p, block.b, i, max, sum);
+      }
+    }
+  }
+
+  // The same, 16 bytes a thread.
+  TXL_DEVICE void write_by_rows(const Softmax& softmax, float (&acc_o)[S::WIDTH / 2]) const {
+    const PrefillProblem& p = block.p;
+    TXL_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      const float sum = softmax.sum(h), max = softmax.max(h);
+      const int i = first_query() + accumulator_row(0) + 8 * h;
+      if (i >= p.L) continue;
+      const int64_t x = block.bh() * p.L + i;
+      const bool writes = thread() % 4 == 0;
+      if (p.parts > 1) {
+        float* const sums = part_sums(p, x, block.part);
+        if (writes) sums[0] = max, sums[1] = sum;
+        continue;
+      }
+      if (writes && p.lse) p.lse[x] = log_sum_exp(p, block.b, i, max, sum);
+      const float inverse_sum = 1 / (sum + weight_of_sink(i, max));
+      const float empty = sum == 0 ? empty_output(p, block.b, i) : 0.f;
+      TXL_UNROLL
+      for (int n = 2 * h; n < S::WIDTH / 2; n += 4)
+        for (int e = 0; e < 2; ++e) acc_o[n + e] = sum == 0 ? empty : acc_o[n + e] * inverse_sum;
+    }
+    const int first = first_query(), columns = static_cast<int>(p.D);
+    const uint32_t buffer = block.address(S::skew + (warpgroup * WARPGROUP_WARPS + warp) * Skew::BYTES);
+    if (p.parts > 1) {
+      store_rows<float>(buffer, acc_o, columns, [&](int m) {
+        const int64_t x = block.bh() * p.L + first + m;
+        return first + m < p.L ? p.partial + (x * p.parts + block.part) * p.D : nullptr;
+      });
+    } else {
+      store_rows<T>(buffer, acc_o, columns, [&](int m) {
+        return first + m < p.L ? const_cast<T*>(row_of<T>(p.out, block.b, block.h, first + m)) : nullptr;
+      });
+    }
+  }
+
+ private:
+  // Of the warp's 16 rows.
+  TXL_DEVICE int first_query() const { return block.first_query + warpgroup * SIDE + warp * 16; }
+  // The sink's weight beside those of keys, whose largest score is `max`.
+  TXL_DEVICE float weight_of_sink(int i, float max) const {
+    if constexpr (!S::HAS_Q_POS) return 0;
+    const View& sink = block.p.sink;
+    if (!block.p.has_sink || block.p.parts > 1) return 0;  // merge_kernel adds it to the sum of the parts
+    return exp2f(row_of<float>(sink, block.b, block.h, 0)[i * sink.s2] * LOG2_E - max);
+  }
+};
+
+}  // namespace txl_cuda
