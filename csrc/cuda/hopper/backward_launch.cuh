@@ -13,11 +13,9 @@
 
 namespace txl_cuda {
 
-inline int64_t blocks_of(int64_t rows, int64_t size) { return (rows + size - 1) / size; }
-
 template <class Q, class K>
 int64_t key_blocks(const Problem& p) {
-  return blocks_of(blocks_of(p.M, SIDE) + blocks_of(p.L, SIDE), K::GROUPS);
+  return ceil_div(ceil_div(p.M, SIDE) + ceil_div(p.L, SIDE), K::GROUPS);
 }
 
 inline int64_t dr_floats(const BackwardProblem& x) { return x.tables * x.H * (DR_MARGIN + x.T) * x.Dr; }
@@ -33,7 +31,7 @@ int64_t lay_out_workspace(BackwardProblem& x, float* workspace) {
     floats += (count + 3) / 4 * 4;
     return at;
   };
-  x.rows = blocks_of(x.L, Q::QUERIES) * Q::QUERIES;
+  x.rows = ceil_div(x.L, Q::QUERIES) * Q::QUERIES;
   x.q_parts = x.rows / Q::QUERIES * x.parts * Q::QUERY_GROUPS * WARPGROUP_WARPS;
   x.k_parts = key_blocks<Q, K>(x) * K::GROUPS * WARPGROUP_WARPS;
   const int64_t position_columns = x.has_q_pos ? NARROW : x.D;
@@ -101,7 +99,7 @@ void launch_backward(const Problem& p, const Gradients& gradients, void* stream)
   BackwardProblem call = make_backward_problem<Q, K>(p, gradients);
   const dim3 slot_grid(static_cast<unsigned>(gradients.slots), static_cast<unsigned>(p.H), 1);
   if (call.dr) fill_zeros(call.dr, dr_floats(call) * static_cast<int64_t>(sizeof(float)), stream);
-  const int64_t blocks = call.rows / Q::QUERIES, launches = call.slots ? blocks_of(p.B * blocks, call.slots) : 1;
+  const int64_t blocks = call.rows / Q::QUERIES, launches = call.slots ? ceil_div(p.B * blocks, call.slots) : 1;
   for (call.launch_index = 0; call.launch_index < launches; ++call.launch_index) {
     TXL_LAUNCH(queries, call.slots ? slot_grid : grid_of(p, blocks * call.parts), Q::THREADS, Q::SHARED_BYTES, stream,
                call);

@@ -13,8 +13,6 @@ constexpr int64_t MIN_TILES = 4, MAX_PARTS = 64;
 constexpr double ENOUGH = 0.8;   // of the multiprocessors have a block: keys are not split
 constexpr double NEARLY = 0.85;  // of the best fullness of rounds: fewer parts are preferred
 
-int64_t ceil_div(int64_t x, int64_t by) { return (x + by - 1) / by; }
-
 // The number of parts into which each block splits its tiles of keys, by the rule of FA2's num_splits_heuristic: one if
 // blocks fill most of the multiprocessors, else the fewest whose rounds of blocks are nearly as full as those of any.
 int64_t parts_by_rounds(int64_t blocks, int64_t tiles, int64_t multiprocessors) {

@@ -9,6 +9,8 @@
 
 namespace txl_cuda {
 
+inline int64_t ceil_div(int64_t x, int64_t by) { return (x + by - 1) / by; }
+
 inline PrefillProblem make_prefill_problem(const Problem& p) {
   PrefillProblem x;
   static_cast<Problem&>(x) = p;
@@ -43,7 +45,7 @@ PersistentProblem make_persistent_problem(const Problem& p) {
   constexpr int64_t SECTION_BYTES = 24 << 20, ITEM = 2;
   PersistentProblem x;
   static_cast<PrefillProblem&>(x) = make_prefill_problem(p);
-  const int64_t blocks = (p.L + S::QUERIES - 1) / S::QUERIES * p.parts, heads = p.B * p.H, items = blocks * heads;
+  const int64_t blocks = ceil_div(p.L, S::QUERIES) * p.parts, heads = p.B * p.H, items = blocks * heads;
   if (items > INT32_MAX - p.multiprocessors)
     throw std::invalid_argument("more blocks of queries than persistent blocks can number");
   x.items = static_cast<int>(items), x.blocks = static_cast<int>(blocks);
@@ -63,8 +65,7 @@ void launch_prefill(const Problem& p, void* stream) {
   } else {
     const auto kernel = forward_kernel<S>;
     const PrefillProblem call = make_prefill_problem(p);
-    TXL_LAUNCH(kernel, grid_of(p, (p.L + S::QUERIES - 1) / S::QUERIES * p.parts), S::THREADS, S::SHARED_BYTES, stream,
-               call);
+    TXL_LAUNCH(kernel, grid_of(p, ceil_div(p.L, S::QUERIES) * p.parts), S::THREADS, S::SHARED_BYTES, stream, call);
   }
   check_launch();
   if (p.parts == 1) return;
