@@ -18,9 +18,9 @@ TXL_DEVICE float sink_weight(const Problem& p, int64_t b, int64_t h, int64_t i, 
   return p.sink.data ? exp2f(*row_of<float>(p.sink, b, h, i) * LOG2_E - max) : 0.f;
 }
 
+// shared: of merge_kernel.
 template <class T>
-TXL_KERNEL void merge_kernel(const Problem p) {
-  TXL_SHARED(shared);  // [groups][D]
+TXL_DEVICE void merge_parts(const Problem& p, float* shared) {
   const int b = block_x(), h = block_y(), i = block_z();
   const int64_t x = (b * p.H + h) * p.L + i;
   const int D = static_cast<int>(p.D), parts = static_cast<int>(p.parts), lane = thread() % WARP;
@@ -57,6 +57,12 @@ TXL_KERNEL void merge_kernel(const Problem p) {
     for (int g = 0; g < groups; ++g) all += shared[g * D + n];
     put(out + n, is_empty ? empty_output(p, b, i) : all / sum);
   }
+}
+
+template <class T>
+TXL_KERNEL void merge_kernel(const Problem p) {
+  TXL_SHARED(shared);  // [groups][D]
+  merge_parts<T>(p, shared);
 }
 
 }  // namespace txl_cuda

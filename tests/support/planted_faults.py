@@ -24,6 +24,7 @@ POSITIONS = Case(
 )
 SINKS = POSITIONS.but("sinks", L=70, M=10, window=3)  # with much of the weight
 MANY = Case("many", B=1, H=3, L=200, M=64, D=64)  # two blocks of queries a head
+PARTS = Case("parts", L=200, M=500, D=64, B=2, H=1)  # with several multiprocessors
 MASKED = Case("masked", B=1, H=1, L=64, M=40, D=64)  # rows of the first tile that do not exist
 
 
@@ -136,6 +137,7 @@ TWO_WARPGROUPS = [
 EARLY_START = [
     Hopper("early-keys", None, NARROW, "without griddepcontrol.wait"),
     Hopper("early-finish", None, WIDE, "without griddepcontrol.wait"),
+    Hopper("early-merge", None, PARTS, "without griddepcontrol.wait"),
 ]
 # In the instances of TXL_SHORT_EDGES, of TXL_PERSISTENT and of TXL_ORDERED_EXPONENTIALS.
 SHORT_EDGES = [

@@ -5,12 +5,6 @@
 #include "finish.cuh"
 #include "prefill_launch.cuh"
 
-#if defined(TXL_EARLY_START) && defined(__CUDACC__)
-#define TXL_LAUNCH_NEXT launch_early
-#else
-#define TXL_LAUNCH_NEXT TXL_LAUNCH
-#endif
-
 namespace txl_cuda {
 
 template <class Q, class K>

@@ -143,7 +143,8 @@ struct KeysShape {
   static_assert(SHARED_BYTES <= MAX_SHARED && (q_position | q_content | dout | r | k | v) % SWIZZLE_PERIOD == 0);
 };
 
-// What no device has timed, by macros. EARLY_START: backward's kernels begin while the one before ends. SHORT_EDGES:
+// What no device has timed, by macros. EARLY_START: the merge of split keys and backward's kernels begin
+// while the one before ends. SHORT_EDGES:
 // the first two products of positions are in flight together, and results leave by 16 bytes a thread. PERSISTENT:
 // forward's blocks compute several blocks of queries each (forward_persistent.cuh).
 #ifdef TXL_EARLY_START

@@ -380,6 +380,7 @@ template <class S>
 TXL_HOPPER_KERNEL(S::THREADS)
 void forward_kernel(const TXL_CONSTANT PrefillProblem p) {
   TXL_SHARED_TILES(tiles);
+  if constexpr (EARLY_START) launch_dependent_grids();
   const QueryBlock<S> block(p, tiles, block_z(), block_x());
   if (thread() >= S::GROUPS * WARPGROUP) {
     warpgroup_reg_dealloc<S::PRODUCER_REGISTERS>();

@@ -98,4 +98,12 @@ struct ForwardEpilogue {
   }
 };
 
+// merge_kernel, begun while forward ends.
+template <class T>
+TXL_KERNEL void early_merge_kernel(const Problem p) {
+  TXL_SHARED(shared);
+  wait_on_dependent_grids();  // plant: early-merge
+  merge_parts<T>(p, shared);
+}
+
 }  // namespace txl_cuda

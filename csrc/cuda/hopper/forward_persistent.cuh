@@ -121,6 +121,7 @@ template <class S>
 TXL_HOPPER_KERNEL(S::THREADS)
 void persistent_forward_kernel(const TXL_CONSTANT PersistentProblem p) {
   TXL_SHARED_TILES(tiles);
+  if constexpr (EARLY_START) launch_dependent_grids();
   QueryBlock<S> block(p, tiles);
   const ItemBounds<S> bounds(block);
   block.prefetch_descriptors();

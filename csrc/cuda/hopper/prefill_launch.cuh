@@ -7,6 +7,12 @@
 #include "forward_persistent.cuh"
 #include "tensor_map.cuh"
 
+#if defined(TXL_EARLY_START) && defined(__CUDACC__)
+#define TXL_LAUNCH_NEXT launch_early
+#else
+#define TXL_LAUNCH_NEXT TXL_LAUNCH
+#endif
+
 namespace txl_cuda {
 
 inline int64_t ceil_div(int64_t x, int64_t by) { return (x + by - 1) / by; }
@@ -37,6 +43,9 @@ void allow_shared(Kernel kernel, int bytes) {
 inline dim3 grid_of(const Problem& p, int64_t blocks) {
   return dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(p.H), static_cast<unsigned>(p.B));
 }
+
+template <class T>
+constexpr auto MERGE_KERNEL = EARLY_START ? early_merge_kernel<T> : merge_kernel<T>;
 
 // Items of persistent blocks, and their order. A section's heads have at most this many bytes of keys and values, half
 // of the L2 of an H100.
@@ -69,9 +78,9 @@ void launch_prefill(const Problem& p, void* stream) {
   }
   check_launch();
   if (p.parts == 1) return;
-  const auto merge = merge_kernel<typename S::T>;
+  const auto merge = MERGE_KERNEL<typename S::T>;
   const dim3 queries(static_cast<unsigned>(p.B), static_cast<unsigned>(p.H), static_cast<unsigned>(p.L));
-  TXL_LAUNCH(merge, queries, THREADS, sizeof(float) * THREADS * 4, stream, p);
+  TXL_LAUNCH_NEXT(merge, queries, THREADS, sizeof(float) * THREADS * 4, stream, p);
   check_launch();
 }
 
@@ -95,7 +104,7 @@ void load_forward() {
 
 template <class T>
 void load_prefill_as(const Problem& p) {
-  load_kernel(merge_kernel<T>);
+  load_kernel(MERGE_KERNEL<T>);
   if (p.has_q_pos && p.D <= 64) return load_forward<ForwardQPos64<T>>();
   if (p.has_q_pos) return load_forward<ForwardQPos128<T>>();
   if (p.D <= 64) return load_forward<Forward64<T>>();

@@ -17,6 +17,7 @@ from planted_faults import (
     MANY,
     NOTHING,
     ORDERED_EXPONENTIALS,
+    PARTS,
     PERSISTENT,
     POSITIONS,
     SHORT_EDGES,
@@ -44,7 +45,7 @@ DTYPES = (torch.float16, torch.bfloat16)
 
 def module_of(macro: str) -> PtxModule:
     module = ptx_module(macro)
-    module.early = ("backward_keys", "finish") if macro in (EARLY, ALL) else ()
+    module.early = ("backward_keys", "finish", "early_merge") if macro in (EARLY, ALL) else ()
     return module
 
 
@@ -84,11 +85,10 @@ def test_split_keys(kernels: PtxModule, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("macro", [ALL])
 def test_items_of_several_blocks_and_parts(kernels: PtxModule, monkeypatch: pytest.MonkeyPatch) -> None:
     """Items of parts of keys; the last of five blocks has fewer items than the others."""
-    case = Case("parts", L=200, M=500, D=64, B=2, H=1)
     use(monkeypatch, kernels, multiprocessors=1)
-    whole = forward(case, torch.bfloat16)
+    whole = forward(PARTS, torch.bfloat16)
     use(monkeypatch, kernels, multiprocessors=5)
-    for got, want in zip(forward(case, torch.bfloat16), whole, strict=True):
+    for got, want in zip(forward(PARTS, torch.bfloat16), whole, strict=True):
         torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-3)
 
 
@@ -102,7 +102,7 @@ def test_gradients_with_the_same_bits() -> None:
 @pytest.mark.parametrize(
     ("macro", "kernel", "fault"),
     [(TWO, "backward", fault) for fault in TWO_WARPGROUPS]
-    + [(EARLY, "backward", fault) for fault in EARLY_START]
+    + [(EARLY, "*", fault) for fault in EARLY_START]
     + [(EDGES, "*", fault) for fault in SHORT_EDGES]
     + [(PERSIST, "forward", fault) for fault in PERSISTENT]
     + [(ORDERED, "forward", fault) for fault in ORDERED_EXPONENTIALS],
@@ -112,5 +112,5 @@ def test_planted_fault_is_detected(
     macro: str, kernel: str, fault: Hopper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = module_of(macro)
-    use(monkeypatch, module, multiprocessors=1)
+    use(monkeypatch, module, multiprocessors=5 if fault.case is PARTS else 1)
     detects(module, compiled_ptx("sm_90a", macro), fault, f"hopper/{kernel}_bf16.cu", tmp_path, (f"-D{macro}",))
