@@ -3,9 +3,11 @@ one after the other; commands exist, and figures that stand twice agree."""
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from txl.commands.cli import COMMANDS
 
@@ -23,6 +25,63 @@ def test_runs_as_printed(page: Path) -> None:
     for block in re.finditer(r"```python\n(.*?)```", text, flags=re.DOTALL):
         line = text.count("\n", 0, block.start()) + 1
         exec(compile("\n" * line + block[1], str(page), "exec"), session)  # errors show the page's line
+
+
+class IcefallAttention(nn.Module):
+    """The parameters of the attention in icefall's Conformers, of the kind with scales or of the
+    other."""
+
+    dropout = 0.0
+
+    def __init__(self, width: int, heads: int, scaled: bool) -> None:
+        super().__init__()
+        self.num_heads = heads
+        self.in_proj, self.out_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.linear_pos = nn.Linear(width, width, bias=False)
+        self.pos_bias_u, self.pos_bias_v = (nn.Parameter(torch.randn(heads, width // heads)) for _ in "uv")
+        if scaled:
+            self.pos_bias_u_scale, self.pos_bias_v_scale = (nn.Parameter(torch.tensor(x)) for x in (0.3, -0.2))
+
+    def _pos_bias_u(self) -> Tensor:
+        return self.pos_bias_u * self.pos_bias_u_scale.exp()
+
+    def _pos_bias_v(self) -> Tensor:
+        return self.pos_bias_v * self.pos_bias_v_scale.exp()
+
+    def forward(self, x: Tensor, pos_emb: Tensor, hidden: Tensor) -> Tensor:
+        """Return the attention by its definition. hidden: bool [B, T], True for padding."""
+        frames, heads, scaled = len(x), self.num_heads, hasattr(self, "pos_bias_u_scale")
+        q, k, v = self.in_proj(x).unflatten(-1, (3, heads, -1)).unbind(2)  # [T, B, H, D]
+        u, w = (self._pos_bias_u(), self._pos_bias_v()) if scaled else (self.pos_bias_u, self.pos_bias_v)
+        scale = q.size(-1) ** -0.5
+        q = q * scale if scaled else q
+        row = frames - 1 - torch.arange(frames)[:, None] + torch.arange(frames)  # of distance i - j
+        p = self.linear_pos(pos_emb[0]).unflatten(-1, (heads, -1))[row]  # [T, T, H, D]
+        scores = torch.einsum("ibhd,jbhd->bhij", q + u, k) + torch.einsum("ibhd,ijhd->bhij", q + w, p)
+        scores = (scores if scaled else scores * scale).masked_fill(hidden[:, None, None], -torch.inf)
+        out = torch.einsum("bhij,jbhd->ibhd", scores.softmax(-1), v)
+        return self.out_proj(out.flatten(2))  # type: ignore[no-any-return]
+
+
+@pytest.mark.filterwarnings("ignore:txl_kernels uses the slow reference backend")
+@pytest.mark.parametrize("scaled", [False, True])
+def test_attention_of_icefalls_conformers(scaled: bool) -> None:
+    text = (DOCS / "how-to" / "conformer.md").read_text(encoding="utf-8")
+    block = re.search(r"```python\n(.*?)```", text[text.index("## icefall's Conformers") :], flags=re.DOTALL)
+    assert block is not None
+    page: dict[str, Any] = {}
+    exec(block[1], page)
+    torch.manual_seed(0)
+    module = IcefallAttention(24, 3, scaled).double()
+    x, pos_emb = torch.randn(11, 2, 24).double().requires_grad_(), torch.randn(1, 21, 24).double()
+    hidden = torch.arange(11) >= torch.tensor([[11], [7]])
+    found = []
+    for out in (
+        page["attend"](module, x, pos_emb, *page["intervals"](hidden, visible=False)),
+        module(x, pos_emb, hidden),
+    ):
+        found.append([out, *torch.autograd.grad(out.square().sum(), [x, *module.parameters()])])
+    torch.testing.assert_close(*found)
 
 
 def test_commands_exist() -> None:
