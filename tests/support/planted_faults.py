@@ -114,7 +114,6 @@ BACKWARD = [
     Hopper("narrow-rows-of-dr", ("+ row_", "+ row_ + 1"), POSITIONS, "values"),
     Hopper("delta-beside-sink", ("share[h] * delta[h]", "delta[h]"), SINKS, "values"),
 ]
-# In the instances of width 128 with two consumer warpgroups (TXL_TWO_WARPGROUPS).
 TWO_WARPGROUPS = [
     Hopper("compact-dv-wait", None, WIDE_LONG, "race"),
     Hopper("compact-positions-wait", None, WIDE, "waited"),
@@ -133,13 +132,11 @@ TWO_WARPGROUPS = [
     Hopper("halves-whole-barrier", None, WIDE, ""),
     Hopper("halves-next-scores-wait", None, WIDE, "waited"),
 ]
-# In kernels that begin while the one before ends (TXL_EARLY_START).
 EARLY_START = [
     Hopper("early-keys", None, NARROW, "without griddepcontrol.wait"),
     Hopper("early-finish", None, WIDE, "without griddepcontrol.wait"),
     Hopper("early-merge", None, PARTS, "without griddepcontrol.wait"),
 ]
-# In the instances of TXL_SHORT_EDGES, of TXL_PERSISTENT and of TXL_ORDERED_EXPONENTIALS.
 SHORT_EDGES = [
     Hopper("staged-rows-barrier", None, NARROW, "race"),
     Hopper("staged-keys-barrier", None, NARROW, "race"),
@@ -158,6 +155,14 @@ ORDERED_EXPONENTIALS = [
     Hopper("turn-wait", None, NARROW, "arrives twice"),
     Hopper("turn-end", None, NARROW, "wait at a barrier"),
 ]
+# By the macro of instances that no device has timed: the sources of the kernels, and faults.
+VARIANTS = {
+    "TXL_TWO_WARPGROUPS": ("backward", TWO_WARPGROUPS),
+    "TXL_EARLY_START": ("*", EARLY_START),
+    "TXL_SHORT_EDGES": ("*", SHORT_EDGES),
+    "TXL_PERSISTENT": ("forward", PERSISTENT),
+    "TXL_ORDERED_EXPONENTIALS": ("forward", ORDERED_EXPONENTIALS),
+}
 # In the decode kernels, with what the SIMT emulation prints: shuffles with too few steps, half of
 # the values lost, wrong partners; sinks, rows of r and queries of the wrong head; lanes that
 # shuffle differently; a missed barrier.

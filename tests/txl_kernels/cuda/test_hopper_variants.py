@@ -11,35 +11,19 @@ from cases import Case
 from cuda_cases import HOPPER, HOPPER_INKLING, forward, use
 from cuda_ptx import PtxModule, compiled_ptx, ptx_module
 from oracle import matches_the_reference
-from planted_faults import (
-    EARLY_START,
-    LONG,
-    MANY,
-    NOTHING,
-    ORDERED_EXPONENTIALS,
-    PARTS,
-    PERSISTENT,
-    POSITIONS,
-    SHORT_EDGES,
-    TWO_WARPGROUPS,
-    WIDE,
-    WIDE_LONG,
-    Hopper,
-    detects,
-)  # fmt: skip
+from planted_faults import LONG, MANY, NOTHING, PARTS, POSITIONS, VARIANTS, WIDE, WIDE_LONG, Hopper, detects
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"),
 ]
-# Both kernels of backward at width 128 have two consumer warpgroups; backward's kernels begin while
-# the one before ends; beginnings and ends of blocks; persistent blocks; exponentials in turns; all.
-TWO, EARLY, EDGES = "TXL_TWO_WARPGROUPS", "TXL_EARLY_START", "TXL_SHORT_EDGES"
-PERSIST, ORDERED, ALL = "TXL_PERSISTENT", "TXL_ORDERED_EXPONENTIALS", "TXL_SECOND_GENERATION"
+ALL, EARLY = "TXL_SECOND_GENERATION", "TXL_EARLY_START"  # the first stands for all macros
 SHORT = [case for case in HOPPER if case.D > 64 or case.name.startswith("blocks")]
 INKLING = [case for case in HOPPER_INKLING if case.name.startswith(("a table", "nothing"))]
 CASES = [(ALL, case) for case in [*SHORT, *INKLING, WIDE_LONG, MANY, NOTHING, POSITIONS]]
-CASES += [(macro, case) for macro in (EDGES, ORDERED) for case in (LONG, WIDE, POSITIONS)]
+CASES += [
+    (macro, case) for macro in ("TXL_SHORT_EDGES", "TXL_ORDERED_EXPONENTIALS") for case in (LONG, WIDE, POSITIONS)
+]
 DTYPES = (torch.float16, torch.bfloat16)
 
 
@@ -101,11 +85,7 @@ def test_gradients_with_the_same_bits() -> None:
 
 @pytest.mark.parametrize(
     ("macro", "kernel", "fault"),
-    [(TWO, "backward", fault) for fault in TWO_WARPGROUPS]
-    + [(EARLY, "*", fault) for fault in EARLY_START]
-    + [(EDGES, "*", fault) for fault in SHORT_EDGES]
-    + [(PERSIST, "forward", fault) for fault in PERSISTENT]
-    + [(ORDERED, "forward", fault) for fault in ORDERED_EXPONENTIALS],
+    [(macro, kernel, fault) for macro, (kernel, faults) in VARIANTS.items() for fault in faults],
     ids=str,
 )
 def test_planted_fault_is_detected(

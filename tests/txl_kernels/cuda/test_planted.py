@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cuda_emulation import CSRC, HERE, build_driver
-from planted_faults import BACKWARD, DECODE, EARLY_START, FORWARD, TWO_WARPGROUPS, Edit, copied_source, marks, plant
+from planted_faults import BACKWARD, DECODE, FORWARD, VARIANTS, Edit, copied_source, marks, plant
 
 NO_DRIVER = "CUDA driver version is insufficient for CUDA runtime version\n"
 THREADS = ("-DSIMT_THREADS", "-pthread", "-g", "-fsanitize=thread")
@@ -21,7 +21,8 @@ BARRIERS = [
 
 
 def test_every_mark_has_a_fault(tmp_path: Path) -> None:
-    faults = [(fault.name, fault.edit) for fault in FORWARD + BACKWARD + TWO_WARPGROUPS + EARLY_START]
+    of_variants = [fault for _, faults in VARIANTS.values() for fault in faults]
+    faults = [(fault.name, fault.edit) for fault in FORWARD + BACKWARD + of_variants]
     faults += [(name, edit) for name, edit, _ in DECODE]
     assert sorted(name for _, _, name in marks()) == sorted(name for name, _ in faults)
     for name, edit in faults:
