@@ -156,12 +156,14 @@ template <int OFFSET = 0>
 TXL_DEVICE void load_shared_pair(uint32_t address, float& x, float& y) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2+%3];" : "=f"(x), "=f"(y) : "r"(address), "n"(OFFSET) : "memory");
 }
-// Four neighbouring words, at a multiple of 16 bytes.
-TXL_DEVICE void load_shared_quad(uint32_t address, float* to) {
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
+// Loads 16 bytes, at a multiple of 16.
+TXL_DEVICE Chunk load_shared_chunk(uint32_t address) {
+  Chunk x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.word[0]), "=r"(x.word[1]), "=r"(x.word[2]), "=r"(x.word[3])
                : "r"(address)
                : "memory");
+  return x;
 }
 // Stores the lower or upper half of a word.
 template <int OFFSET>

@@ -255,9 +255,11 @@ template <int OFFSET = 0>
 void load_shared_pair(uint32_t at, float& x, float& y) {
   x = load_shared<OFFSET>(at), y = load_shared<OFFSET + 4>(at);
 }
-inline void load_shared_quad(uint32_t at, float* to) {
+inline Chunk load_shared_chunk(uint32_t at) {
   if (at % 16) simt::die("16 bytes of shared memory that do not start at a multiple of 16");
-  for (uint32_t n = 0; n < 4; ++n) to[n] = load_shared(at + 4 * n);
+  Chunk x;
+  std::memcpy(&x, simt::shared_at(at), 16);
+  return x;
 }
 template <int OFFSET>
 void store_shared_low(uint32_t at, uint32_t x) {
