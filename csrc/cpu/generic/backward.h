@@ -72,15 +72,15 @@ TXL_INLINE auto* gradient_row_for(const Problem& p, bool full) {
   return full ? gradient_row<true, false, false> : gradient_row<false, false, false>;
 }
 
-// c[MR][width] += a[MR][n] . b[n][width]; adds the sum of the product's rows to sum[width]. product: room for it.
-static void gemm_add_and_sum(const Packed* a, int64_t lda, const Packed* b, int64_t n, int64_t width, float* product,
-                             float* c, float* sum) {
+// c[rows][width] += a[rows][n] . b[n][width], rows at most MR; adds the sum of the product's rows to sum[width].
+// product: room for MR rows.
+static void gemm_add_and_sum(int64_t rows, const Packed* a, int64_t lda, const Packed* b, int64_t n, int64_t width,
+                             float* product, float* c, float* sum) {
   memset(product, 0, sizeof(float) * MR * width);
-  gemm_add_rows(a, lda, b, n, width, product);
+  gemm_add_rows(rows, a, lda, b, n, width, product);
   for (int64_t d = 0; d < width; d += LANES) {
     vf total = load(sum + d);
-    TXL_UNROLL(8)
-    for (int x = 0; x < MR; ++x) {
+    for (int64_t x = 0; x < rows; ++x) {
       const vf added = load(product + x * width + d);
       store(c + x * width + d, load(c + x * width + d) + added);
       total += added;
@@ -104,7 +104,7 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
                            int64_t j0, const BlockRanges<BLOCK_L>& ranges, int64_t i0, const TilePrefetcher<T>* next,
                            BackwardScratch& s, const GradientSums& sums) {
   const int64_t b = chunk.b, h = chunk.hk * plan.heads + g0, bh = b * p.H + h;
-  const int64_t Dp = plan.Dp, Drp = plan.Drp, Dvp = plan.Dvp, rows = round_up(min_of(BLOCK_L, p.L - i0), MR);
+  const int64_t Dp = plan.Dp, Drp = plan.Drp, Dvp = plan.Dvp, rows = round_up(min_of(BLOCK_L, p.L - i0), ROW_STEP);
   const Softcap softcap(p);
   const Range block = clip_to_tile(ranges.all, j0);
   const int64_t end = s.weights.end_of_keys(block.high);
@@ -122,16 +122,17 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
 
   for (int64_t i = 0; i < rows; i += MR) {
     const Range seen = clip_to_tile(ranges.strip[i / MR], j0);
+    const int64_t strip_rows = min_of(MR, rows - i);
     if (!seen.any()) {
-      for (int64_t x = i; x < i + MR; ++x) s.weights.clear(x, 0, end);
+      for (int64_t x = i; x < i + strip_rows; ++x) s.weights.clear(x, 0, end);
       continue;
     }
-    const int64_t from = seen.low / NR * NR, to = round_up(seen.high, KEY_STEP);
-    const PositionScores positions = strip_scores(p, Dp, Drp, s.qu + i * Dp, s.qw + i * Drp, i0 + i, j0, from, to,
-                                                  s.k_panels, s.table, s.content, s.position);
-    gemm_panels(s.dout + i * Dvp, Dvp, s.v_panels + from * padded_depth(p.Dv), padded_depth(p.Dv),
-                div_up(to - from, NR), s.dp + from, BLOCK_S);
-    for (int64_t x = 0; x < MR; ++x) {
+    const int64_t from = seen.low / COLUMN_STEP * COLUMN_STEP, to = round_up(seen.high, KEY_STEP);
+    const PositionScores positions = strip_scores(p, Dp, Drp, s.qu + i * Dp, s.qw + i * Drp, i0 + i, strip_rows, j0,
+                                                  from, to, s.k_panels, s.table, s.content, s.position);
+    gemm_panels(strip_rows, s.dout + i * Dvp, Dvp, s.v_panels, padded_depth(p.Dv), from, round_up(to, COLUMN_STEP),
+                s.dp + from, BLOCK_S);
+    for (int64_t x = 0; x < strip_rows; ++x) {
       // A few rows at a time, since only few prefetches can be outstanding.
       if (next) next->prefetch(j0 + BLOCK_S + (i + x) * BLOCK_S / rows, j0 + BLOCK_S + (i + x + 1) * BLOCK_S / rows);
       const Range own = clip_to_tile(ranges.row[i + x], j0);
@@ -149,15 +150,15 @@ static void backward_block(const Problem& p, const Gradients& g, const BackwardP
     }
     if (plan.wants_content) {
       const int64_t key = seen.low / DEPTH * DEPTH;
-      gemm_add_and_sum(s.weights.by_key(i) + key, Weights::KEY_LD, s.k_rows + key * Dp,
+      gemm_add_and_sum(strip_rows, s.weights.by_key(i) + key, Weights::KEY_LD, s.k_rows + key * Dp,
                        round_up(seen.high - key, DEPTH), Dp, s.product, sums.dq + (i0 + i) * Dp, sums.du);
     }
     if (plan.wants_position) {  // the strip's columns at which some query sees a key
-      const int64_t low = max_of(BLOCK_L - MR - i + seen.low, plan.visible_rhos.low - rho0);
+      const int64_t low = max_of(BLOCK_L - strip_rows - i + seen.low, plan.visible_rhos.low - rho0);
       const int64_t past = min_of(BLOCK_L - 1 - i + seen.high, plan.visible_rhos.high - rho0);
       if (low < past) {  // compared before rounding: without such a column unskewed dS may not be written
         const int64_t column = low / DEPTH * DEPTH;
-        gemm_add_and_sum(s.weights.unskewed + i * UNSKEWED_LD + column, UNSKEWED_LD,
+        gemm_add_and_sum(strip_rows, s.weights.unskewed + i * UNSKEWED_LD + column, UNSKEWED_LD,
                          s.table.rows + (rho0 + column - s.table.first) * Drp, round_up(past - column, DEPTH), Drp,
                          s.product, sums.dq_pos + (i0 + i) * Drp, sums.dw);
       }

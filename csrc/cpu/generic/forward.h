@@ -173,7 +173,7 @@ struct HeadRange {
   const Problem& p;
   const ForwardPlan& plan;
   const BlockRanges<RANGE_L>& ranges;
-  int64_t b, h, i0, rows;  // rows: count rounded up to MR
+  int64_t b, h, i0, rows;  // rows: count rounded up to ROW_STEP
   const Packed *qu, *qw;
   TableWindow& table;
   float *out, *reference, *total;  // the result
@@ -189,12 +189,13 @@ struct HeadRange {
         dropout_factors(p, ranges.row + i, min_of(QUERY_ALIGN, rows - i), b * p.H + h, i0 + i, j0, s.factor);
       const Range seen = clip_to_tile(ranges.strip[i / MR], j0);
       if (!seen.any()) continue;
-      const int64_t from = seen.low / NR * NR, to = round_up(seen.high, KEY_STEP);
+      const int64_t from = seen.low / COLUMN_STEP * COLUMN_STEP, to = round_up(seen.high, KEY_STEP);
+      const int64_t strip_rows = min_of(MR, rows - i);
       Softmax softmax(reference + i, slack);
       for (bool updated = true; updated;) {
-        const PositionScores positions = strip_scores(p, Dp, Drp, qu + i * Dp, qw + i * Drp, i0 + i, j0, from, to,
-                                                      s.k_panels, table, s.content, s.position);
-        for (int64_t x = 0; x < MR; ++x) {
+        const PositionScores positions = strip_scores(p, Dp, Drp, qu + i * Dp, qw + i * Drp, i0 + i, strip_rows, j0,
+                                                      from, to, s.k_panels, table, s.content, s.position);
+        for (int64_t x = 0; x < strip_rows; ++x) {
           // A few rows at a time, since only few prefetches can be outstanding.
           next.prefetch(j0 + BLOCK_S + (i + x) * BLOCK_S / rows, j0 + BLOCK_S + (i + x + 1) * BLOCK_S / rows);
           const Range own = clip_to_tile(ranges.row[i + x], j0);
@@ -212,7 +213,7 @@ struct HeadRange {
                                    softmax.sum[x], softmax.max[x]);
         }
         updated = softmax.update_references();
-        for (int64_t x = 0; updated && x < MR; ++x) {
+        for (int64_t x = 0; updated && x < strip_rows; ++x) {
           if (softmax.rescale[x] == 1.f) continue;
           total[i + x] *= softmax.rescale[x];
           for (int64_t d = 0; d < Dvp; d += LANES)
@@ -223,8 +224,8 @@ struct HeadRange {
       memcpy(reference + i, softmax.reference, sizeof(float) * MR);
       softmax.add_sums(total + i);
       const int64_t first = seen.low / DEPTH * DEPTH;
-      gemm_add_rows(s.weights + first, BLOCK_S, s.v_rows + first * Dvp, round_up(seen.high - first, DEPTH), Dvp,
-                    out + i * Dvp);
+      gemm_add_rows(strip_rows, s.weights + first, BLOCK_S, s.v_rows + first * Dvp, round_up(seen.high - first, DEPTH),
+                    Dvp, out + i * Dvp);
     }
   }
 };
@@ -236,7 +237,7 @@ template <class T>
 static void accumulate_range(const Problem& p, const ForwardPlan& plan, const VisibleRows& visible_rows, int64_t b,
                              int64_t h0, int64_t i0, int64_t count, Range part, float slack, ForwardScratch& s,
                              float* result, int64_t stride) {
-  const int64_t Dp = plan.Dp, Drp = plan.Drp, Dvp = plan.Dvp, rows = round_up(count, MR), hk = kv_head(p, h0);
+  const int64_t Dp = plan.Dp, Drp = plan.Drp, Dvp = plan.Dvp, rows = round_up(count, ROW_STEP), hk = kv_head(p, h0);
   const BlockRanges<RANGE_L> ranges(p, b, i0, count, part);
   auto head = [&](int64_t g) {
     float *const out = result + g * stride, *const reference = out + plan.rows * Dvp;

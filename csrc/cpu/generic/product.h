@@ -28,16 +28,44 @@ constexpr int WEIGHTS_PER_STORE = LANES;
 TXL_INLINE vf exp_weight(vf score) { return exp_of(score); }
 TXL_INLINE void store_weights(float* p, const vf x[1]) { store(p, x[0]); }
 
-// c[MR][count * NR] = a[MR][D] . `count` panels [D][NR].
-static __attribute__((noinline)) void gemm_panels(const float* a, int64_t lda, const float* panels, int64_t D,
-                                                  int64_t count, float* c, int64_t ldc) {
-  for (int64_t p = 0; p < count; ++p) microkernel<false>(a, lda, panels + p * D * NR, NR, D, c + p * NR, ldc);
+// Products compute the rows that a strip has, and whole vectors of columns.
+constexpr int64_t ROW_STEP = 1, COLUMN_STEP = LANES;
+
+template <int ROWS>
+struct TileRows {
+  static constexpr int value = ROWS;
+};
+
+// Calls f with the fewest thirds of a register tile's rows that hold `rows`.
+template <class F>
+TXL_INLINE void with_tile_rows(int64_t rows, const F& f) {
+  if (rows > 2 * MR / 3) return f(TileRows<MR>());
+  if (rows > MR / 3) return f(TileRows<2 * MR / 3>());
+  f(TileRows<MR / 3>());
 }
 
-// c[MR][width] += a[MR][n] . b[n][width], width a multiple of NR.
-static __attribute__((noinline)) void gemm_add_rows(const float* a, int64_t lda, const float* b, int64_t n,
-                                                    int64_t width, float* c) {
-  for (int64_t x = 0; x < width; x += NR) microkernel<true>(a, lda, b + x, width, n, c + x, width);
+// c[rows][high - low] = a[rows][D] . columns [low, high) of panels [D][NR].
+static __attribute__((noinline)) void gemm_panels(int64_t rows, const float* a, int64_t lda, const float* panels,
+                                                  int64_t D, int64_t low, int64_t high, float* c, int64_t ldc) {
+  with_tile_rows(rows, [=](auto tile) {
+    int64_t n = low;
+    auto half = [&] {
+      microkernel<false, false, tile.value, 1>(a, lda, panels + n / NR * NR * D + n % NR, NR, D, c + (n - low), ldc);
+      n += LANES;
+    };
+    if (n % NR && n < high) half();
+    for (; n + NR <= high; n += NR)
+      microkernel<false, false, tile.value>(a, lda, panels + n * D, NR, D, c + (n - low), ldc);
+    if (n < high) half();
+  });
+}
+
+// c[rows][width] += a[rows][n] . b[n][width], width a multiple of NR.
+static __attribute__((noinline)) void gemm_add_rows(int64_t rows, const float* a, int64_t lda, const float* b,
+                                                    int64_t n, int64_t width, float* c) {
+  with_tile_rows(rows, [=](auto tile) {
+    for (int64_t x = 0; x < width; x += NR) microkernel<true, false, tile.value>(a, lda, b + x, width, n, c + x, width);
+  });
 }
 
 // c[MR][width] += transposed(a[n][MR]) . b[n][width], width a multiple of NR.
@@ -109,15 +137,17 @@ TXL_INLINE void store_weights(bf16* p, const vf x[2]) {
 #endif
 }
 
-// c[MR][count * NR] = a[MR][Dk] . `count` panels [Dk / 2][NR][2].
-static __attribute__((noinline)) void gemm_panels(const bf16* a, int64_t lda, const bf16* panels, int64_t Dk,
-                                                  int64_t count, float* c, int64_t ldc) {
-  for (int64_t p = 0; p < count; ++p) microkernel<false>(a, lda, panels + p * Dk * NR, NR, Dk, c + p * NR, ldc);
+constexpr int64_t ROW_STEP = MR, COLUMN_STEP = NR;  // products compute whole register tiles
+
+// c[MR][high - low] = a[MR][Dk] . columns [low, high) of panels [Dk / 2][NR][2].
+static __attribute__((noinline)) void gemm_panels(int64_t, const bf16* a, int64_t lda, const bf16* panels, int64_t Dk,
+                                                  int64_t low, int64_t high, float* c, int64_t ldc) {
+  for (int64_t n = low; n < high; n += NR) microkernel<false>(a, lda, panels + n * Dk, NR, Dk, c + (n - low), ldc);
 }
 
 // c[MR][width] += a[MR][n] . b[n / 2][width][2], width a multiple of NR, n of DEPTH.
-static __attribute__((noinline)) void gemm_add_rows(const bf16* a, int64_t lda, const bf16* b, int64_t n, int64_t width,
-                                                    float* c) {
+static __attribute__((noinline)) void gemm_add_rows(int64_t, const bf16* a, int64_t lda, const bf16* b, int64_t n,
+                                                    int64_t width, float* c) {
   for (int64_t x = 0; x < width; x += NR) microkernel<true>(a, lda, b + 2 * x, width, n, c + x, width);
 }
 

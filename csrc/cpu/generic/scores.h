@@ -135,37 +135,36 @@ struct PositionScores {
 
 alignas(64) constexpr float ZERO_POSITION_SCORES[BLOCK_S] = {};
 
-// Computes the scores of the strip whose first query is i for the keys j0 + n, from <= n < to, `from` a multiple of NR:
-// the content term in content[MR][BLOCK_S], and returns the positional term, which lies in position[MR][POSITION_LD]
-// skewed by one column for each row. Without r all rows share one row of biases; if all pairs are outside the tables,
-// one of zeros. k_panels: the packed tile; Dp, Drp: the row strides of qu and qw.
+// Computes the scores of the strip of `rows` queries from i on for the keys j0 + n, from <= n < to, `from` a multiple
+// of COLUMN_STEP: the content term in content[MR][BLOCK_S], and returns the positional term, which lies in
+// position[MR][POSITION_LD] skewed by one column for each row. Without r all rows share one row of biases; if all pairs
+// are outside the tables, one of zeros. k_panels: the packed tile; Dp, Drp: the row strides of qu and qw.
 static PositionScores strip_scores(const Problem& p, int64_t Dp, int64_t Drp, const Packed* qu, const Packed* qw,
-                                   int64_t i, int64_t j0, int64_t from, int64_t to, const Packed* k_panels,
-                                   const TableWindow& table, float* content, float* position) {
+                                   int64_t i, int64_t rows, int64_t j0, int64_t from, int64_t to,
+                                   const Packed* k_panels, const TableWindow& table, float* content, float* position) {
   const int64_t D = padded_depth(p.D), Dr = padded_depth(p.Dr);
-  const int64_t rho = rho_of(p, i + MR - 1, j0 + from), shift = rho % NR,
+  const int64_t rho = rho_of(p, i + rows - 1, j0 + from), shift = rho % COLUMN_STEP,
                 first = rho - shift;  // rho: of the last row and the first key
-  gemm_panels(qu, Dp, k_panels + from * D, D, div_up(to - from, NR), content + from, BLOCK_S);
-  const int64_t columns = shift + MR - 1 + to - from;
-  const int64_t low =
-      max_of(table.visible_rhos.low - first, 0) / NR * NR;  // columns without a visible pair are skipped
+  gemm_panels(rows, qu, Dp, k_panels, D, from, round_up(to, COLUMN_STEP), content + from, BLOCK_S);
+  const int64_t columns = shift + rows - 1 + to - from;
+  // Columns without a visible pair are skipped.
+  const int64_t low = max_of(table.visible_rhos.low - first, 0) / COLUMN_STEP * COLUMN_STEP;
   const int64_t high = min_of(columns, table.visible_rhos.high - first);
   if (p.zero_outside && low >= high) return {ZERO_POSITION_SCORES, 0};
   const float* const bias = table.bias ? table.bias + (first - table.first) : nullptr;
-  const int64_t left = shift + MR - 1 - from;
+  const int64_t left = shift + rows - 1 - from;
   if (!table.panels) {
     if (!p.zero_outside || (low == 0 && high == columns)) return {bias + left, -1};
     for (int64_t c = 0; c < columns; ++c) position[c] = c >= low && c < high ? bias[c] : 0.f;
     return {position + left, -1};
   }
-  const int64_t past = low + round_up(high - low, NR);
-  gemm_panels(qw, Drp, table.panels + (first + low - table.first) * Dr, Dr, (past - low) / NR, position + low,
-              POSITION_LD);
+  const int64_t past = low + round_up(high - low, COLUMN_STEP), column = first - table.first;
+  gemm_panels(rows, qw, Drp, table.panels, Dr, column + low, column + past, position + low, POSITION_LD);
   if (bias)
-    for (int64_t x = 0; x < MR; ++x)
+    for (int64_t x = 0; x < rows; ++x)
       for (int64_t c = low; c < high; c += LANES)
         store(position + x * POSITION_LD + c, load(position + x * POSITION_LD + c) + load(bias + c));
-  for (int64_t x = 0; p.zero_outside && x < MR; ++x) {
+  for (int64_t x = 0; p.zero_outside && x < rows; ++x) {
     memset(position + x * POSITION_LD, 0, sizeof(float) * low);
     if (past < columns) memset(position + x * POSITION_LD + past, 0, sizeof(float) * (columns - past));
   }

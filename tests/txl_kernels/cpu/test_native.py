@@ -47,6 +47,19 @@ def test_every_isa_matches_the_reference(isa: str, case: Case, dtype: torch.dtyp
     matches_the_reference(case, dtype, "native", minimum=0.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("queries", range(5, 18))
+def test_every_isa_with_any_number_of_queries(isa: str, queries: int, dtype: torch.dtype) -> None:
+    """The last strip of queries and the last panel of keys are not full."""
+    for case in (
+        Case(B=1, H=1, L=queries, M=0, D=9),
+        Case(B=1, H=2, L=queries, M=queries % 5 * 11, D=16),
+        Case(B=1, H=4, Hkv=2, L=queries, M=29, D=33, Dv=20, Dp=5, T=9, outside="zero", r_bias="H T"),
+        Case(B=2, H=1, L=queries + 40, M=7, D=16, causal=False, window=(6, 3), dropout_p=0.2),
+    ):
+        matches_the_reference(case, dtype, "native", minimum=0.0)
+
+
 def test_instruction_sets_of_this_processor() -> None:
     assert "baseline" in ISAS
     if os.environ.get("TESTS_REQUIRE_TOOLS") == "1":  # an install of `make`
