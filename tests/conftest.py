@@ -1,8 +1,10 @@
 """Shared fixtures: the backends under test and their devices, and outputs that show what was not
 written."""
 
+import dataclasses
 import os
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -28,6 +30,32 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if fixture in metafunc.fixturenames:
             chosen = [x for x in names if fixture == "backend" or x in KERNELS]
             metafunc.parametrize(fixture, [pytest.param(x, marks=_marks(x)) for x in chosen])
+
+
+def pytest_configure() -> None:
+    if triton.interpreted():
+        _without_idle_work_of_the_interpreter()
+
+
+def _without_idle_work_of_the_interpreter() -> None:
+    """Take work without effect from Triton's interpreter (3.6 to 3.9), more than half of its time:
+    it replaces the functions of triton.language at each call of a function, although the launch has
+    done so, and it computes whether integers overflow, which it reports only with `debug`."""
+    from triton import language
+    from triton.runtime import interpreter
+
+    builder = interpreter.interpreter_builder
+    assert not builder.options.debug
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+    replace = interpreter._patch_lang
+
+    def once(function: Any) -> Any:
+        used = [x for x in function.__globals__.values() if x is language or x is language.core]
+        if not used or any(language.core.is_builtin(x.load) for x in used):
+            return replace(function)
+        return interpreter._LangPatchScope()  # nothing to restore
+
+    interpreter._patch_lang = once
 
 
 def _marks(backend: str) -> list[pytest.MarkDecorator]:

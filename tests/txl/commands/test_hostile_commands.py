@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -136,7 +137,7 @@ def test_training_continues_when_its_output_is_closed(corpus: Corpus, tmp_path: 
     assert checkpoints.load(tmp_path / "r" / "last.safetensors").state["step"] == 40
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
 def test_closed_outputs(run: Path, closed: str) -> None:
     command = f"'{sys.executable}' -m txl generate '{run}' --count 3 {closed}"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
@@ -193,18 +194,35 @@ def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 HELD = """
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from txl.training.run import lock
-lock(Path(sys.argv[1]))
-print("held", flush=True)
-sys.stdin.read()
+for line in sys.stdin:
+    lock(Path(line.removesuffix("\\n")))
+    print("held", flush=True)
 """
+
+
+@pytest.fixture(scope="module")
+def hold() -> Iterator[Callable[[Path], None]]:
+    """A function that has another process lock a run until the module's tests are done."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HELD], **pipes) as holder:
+
+        def locked(run: Path) -> None:
+            print(run, file=holder.stdin, flush=True)
+            assert holder.stdout.readline() == "held\n"
+
+        yield locked
+        holder.stdin.close()
 
 
 @pytest.mark.parametrize(
     "command", ["train --run {run} --data {text}", "train --run {run} --resume", "demo --run {run} --data {text}"]
 )
-def test_locked_run_is_not_changed(txl: Run, run: Path, whole: Path, tmp_path: Path, command: str) -> None:
+def test_locked_run_is_not_changed(
+    txl: Run, whole: Path, tmp_path: Path, hold: Callable[[Path], None], command: str
+) -> None:
     held = shutil.copytree(whole, tmp_path / "r")
     if "resume" not in command:  # as before its first checkpoint
         for name in ("last.safetensors", "best.safetensors"):
@@ -212,10 +230,8 @@ def test_locked_run_is_not_changed(txl: Run, run: Path, whole: Path, tmp_path: P
     other = tmp_path / "other.txt"
     other.write_text("another text " * 100)
     before = {path: path.read_bytes() for path in sorted(held.rglob("*")) if path.is_file()}
-    with subprocess.Popen([sys.executable, "-c", HELD, held], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout.readline() == b"held\n"
-        done = txl(*command.format(run=held, text=other).split())
-        holder.stdin.close()
+    hold(held)
+    done = txl(*command.format(run=held, text=other).split())
     one_line(done, "It exists already" if "prepare" in command else f"{held}: another process is training there")
     assert {path: path.read_bytes() for path in sorted(held.rglob("*")) if path.is_file()} == before
 

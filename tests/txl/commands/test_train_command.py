@@ -1,6 +1,7 @@
 """`txl train`: recipes, minutes, resumed and initialized runs, errors."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -166,18 +167,25 @@ def test_run_killed_before_its_first_checkpoint_starts_again(txl: Run, text: Pat
     data.load(run / "corpus").verify()
 
 
-@pytest.mark.parametrize("source", ["text", "prepared", "what was left"])
-def test_run_killed_while_replacing_its_corpus(
-    txl: Run, corpus: Corpus, text: Path, tmp_path: Path, source: str
-) -> None:
-    run = tmp_path / "r"
-    given = {"text": text, "prepared": corpus.folder, "what was left": run / "corpus.new"}[source]
-    begin = ["train", "--run", run, *SMALL, "--device", "cpu", "--data"]
+@pytest.fixture(scope="module")
+def killed_while_replacing(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without a checkpoint, with a corpus and a new one."""
+    run = tmp_path_factory.mktemp("killed") / "r"
     for when in ("prepared", "replacing"):
-        killed = subprocess.run([sys.executable, "-c", KILLED, when, *begin, text], check=False)
+        command = ["train", "--run", run, *SMALL, "--device", "cpu", "--data", text]
+        killed = subprocess.run([sys.executable, "-c", KILLED, when, *command], check=False)
         assert killed.returncode == -signal.SIGKILL
     assert (run / "corpus.new").exists()
-    succeeded(txl(*begin, given))
+    return run
+
+
+@pytest.mark.parametrize("source", ["text", "prepared", "what was left"])
+def test_run_killed_while_replacing_its_corpus(
+    txl: Run, corpus: Corpus, text: Path, killed_while_replacing: Path, tmp_path: Path, source: str
+) -> None:
+    run = shutil.copytree(killed_while_replacing, tmp_path / "r")
+    given = {"text": text, "prepared": corpus.folder, "what was left": run / "corpus.new"}[source]
+    succeeded(txl("train", "--run", run, *SMALL, "--device", "cpu", "--data", given))
     assert (run / "corpus.new").exists() == (source == "what was left")
     assert (run / "corpus").exists() == (source == "text")
 

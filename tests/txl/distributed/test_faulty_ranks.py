@@ -52,7 +52,7 @@ def test_all_ranks_refuse_what_differs_or_does_not_fit(name: str, refused: list[
     ("options", "words"),
     [
         ([], "log.jsonl"),
-        (["--lr", 1e6, "--clip", 1e30, "--warmup", 1, "--steps", 200], "at step"),
+        pytest.param(["--lr", 1e6, "--clip", 1e30, "--warmup", 1, "--steps", 200], "at step", marks=pytest.mark.slow),
     ],
     ids=["first rank", "all ranks"],
 )

@@ -1,5 +1,5 @@
-"""The C++ kernels without Python: on an emulated Arm processor, under ThreadSanitizer, in vectors
-of 16; the symbols of their objects.
+"""The C++ kernels without Python: on an emulated Arm processor; under ThreadSanitizer in vectors of
+16; the symbols of their objects.
 
 The driver starts threads of its own, because torch's OpenMP runtime looks like a race to
 ThreadSanitizer. `TESTS_REQUIRE_TOOLS=1` (CI) makes a missing compiler or emulator a failure.
@@ -36,8 +36,9 @@ FLAGS += ["-DTXL_POISON", "-DTXL_EMULATED"]
 BUILDS = {  # name: compiler and flags, what runs the program, instruction sets
     "aarch64": (["aarch64-linux-gnu-g++", "-O2", "-static"], ["qemu-aarch64", "-cpu", "max"],
                 ["neon", "neon_bf16", "baseline", "emulated_bf16", "emulated_amx"]),
-    "thread-sanitizer": (["g++", "-O1", "-g", "-fsanitize=thread"], [], ["baseline", "emulated_amx"]),
-    "sixteen lanes": (["g++", "-O1", "-DTXL_BASELINE_LANES=16"], [], ["baseline", "emulated_bf16", "emulated_amx"]),
+    "thread-sanitizer, sixteen lanes": (
+        ["g++", "-O1", "-g", "-fsanitize=thread", "-DTXL_BASELINE_LANES=16"], [],
+        ["baseline", "emulated_bf16", "emulated_amx"]),
 }  # fmt: skip
 CASES = [
     Case("intervals and dropout", B=2, H=2, L=61, M=50, D=24, intervals="random", dropout_p=0.2),
@@ -82,7 +83,7 @@ def build(request: pytest.FixtureRequest) -> tuple[list[str], list[str]]:
             others = pool.map(lambda isa: unoptimized(compiler[0], isa), [isa for isa in ISAS if isa not in isas])
             subprocess.run([*compiler, *FLAGS, *SOURCES, *optimized, *others, "-o", to / "driver"], check=True)
 
-    folder = once(f"driver_{request.param.replace(' ', '_')}", sources, settings, compiler[0], make)
+    folder = once(f"driver_{request.param.split(',')[0]}", sources, settings, compiler[0], make)
     return [*runner, str(folder / "driver")], isas
 
 
@@ -175,7 +176,7 @@ def test_thread_sanitizer_reports_a_race(tmp_path: Path) -> None:
         "  return sum == 1000;\n"
         "}\n"
     )
-    program, compiler = tmp_path / "race", BUILDS["thread-sanitizer"][0]
+    program, compiler = tmp_path / "race", BUILDS["thread-sanitizer, sixteen lanes"][0]
     subprocess.run([*compiler, *FLAGS, source, CPU / "runtime.cpp", "-o", program], check=True)
     done = run([str(program)], "", b"")
     assert done.returncode != 0
