@@ -45,7 +45,13 @@ inline dim3 grid_of(const Problem& p, int64_t blocks) {
 }
 
 template <class T>
-constexpr auto MERGE_KERNEL = EARLY_START ? early_merge_kernel<T> : merge_kernel<T>;
+constexpr auto merge_kernel_of() {
+  if constexpr (EARLY_START) {
+    return early_merge_kernel<T>;
+  } else {
+    return merge_kernel<T>;
+  }
+}
 
 // Items of persistent blocks, and their order. A section's heads have at most this many bytes of keys and values, half
 // of the L2 of an H100.
@@ -78,7 +84,7 @@ void launch_prefill(const Problem& p, void* stream) {
   }
   check_launch();
   if (p.parts == 1) return;
-  const auto merge = MERGE_KERNEL<typename S::T>;
+  const auto merge = merge_kernel_of<typename S::T>();
   const dim3 queries(static_cast<unsigned>(p.B), static_cast<unsigned>(p.H), static_cast<unsigned>(p.L));
   TXL_LAUNCH_NEXT(merge, queries, THREADS, sizeof(float) * THREADS * 4, stream, p);
   check_launch();
@@ -104,7 +110,7 @@ void load_forward() {
 
 template <class T>
 void load_prefill_as(const Problem& p) {
-  load_kernel(MERGE_KERNEL<T>);
+  load_kernel(merge_kernel_of<T>());
   if (p.has_q_pos && p.D <= 64) return load_forward<ForwardQPos64<T>>();
   if (p.has_q_pos) return load_forward<ForwardQPos128<T>>();
   if (p.D <= 64) return load_forward<Forward64<T>>();
