@@ -24,7 +24,7 @@ POSITIONS = Case(
 )
 SINKS = POSITIONS.but("sinks", L=70, M=10, window=3)  # with much of the weight
 MANY = Case("many", B=1, H=3, L=200, M=64, D=64)  # two blocks of queries a head
-PARTS = Case("parts", L=200, M=500, D=64, B=2, H=1)  # with several multiprocessors
+PARTS = Case("parts", L=130, M=500, D=64, B=3, H=1)  # three of each block on five multiprocessors
 MASKED = Case("masked", B=1, H=1, L=64, M=40, D=64)  # rows of the first tile that do not exist
 
 
@@ -146,14 +146,14 @@ SHORT_EDGES = [
 PERSISTENT = [
     Hopper("item-arrivals", ("READERS", "1"), MANY, ""),
     Hopper("item-bounds-barrier", None, MANY, "race"),
-    Hopper("item-bounds-wait", None, MANY, "race"),
-    Hopper("item-release-barrier", None, MANY, "race"),
+    Hopper("item-bounds-wait", None, MANY, ""),
+    Hopper("item-release-barrier", None, MANY, ""),
     Hopper("next-positions-barrier", None, MANY, "race"),
     Hopper("later-items-stage", ("m % ItemBounds<S>::STAGES", "0"), MANY, ""),
 ]
 ORDERED_EXPONENTIALS = [
     Hopper("turn-wait", None, NARROW, "arrives twice"),
-    Hopper("turn-end", None, NARROW, "wait at a barrier"),
+    Hopper("turn-end", None, NARROW, "wait for ever"),
 ]
 # By the macro of instances that no device has timed: the sources of the kernels, and faults.
 VARIANTS = {
