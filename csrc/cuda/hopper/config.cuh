@@ -143,10 +143,10 @@ struct KeysShape {
   static_assert(SHARED_BYTES <= MAX_SHARED && (q_position | q_content | dout | r | k | v) % SWIZZLE_PERIOD == 0);
 };
 
-// What no device has timed, by macros. EARLY_START: the merge of split keys and backward's kernels begin
-// while the one before ends. SHORT_EDGES:
-// the first two products of positions are in flight together, and results leave by 16 bytes a thread. PERSISTENT:
-// forward's blocks compute several blocks of queries each (forward_persistent.cuh).
+// What no device has timed, by macros. EARLY_START: the merge of split keys and backward's kernels begin while the one
+// before ends. SHORT_EDGES: the first two products of positions are in flight together, and results leave by 16 bytes a
+// thread. PERSISTENT: the same, and forward's blocks compute several blocks of queries each (forward_persistent.cuh).
+// ORDERED_EXPONENTIALS: in forward one consumer warpgroup at a time computes exponentials (turns.cuh).
 #ifdef TXL_EARLY_START
 constexpr bool EARLY_START = true;
 #else
@@ -162,7 +162,6 @@ constexpr bool PERSISTENT = true;
 #else
 constexpr bool PERSISTENT = false;
 #endif
-
 #ifdef TXL_ORDERED_EXPONENTIALS
 constexpr bool ORDERED_EXPONENTIALS = true;
 #else

@@ -6,8 +6,8 @@
 
 namespace txl_cuda {
 
-// Items are ordered by section of heads, whose keys and values the L2 holds, then by block of queries, those with the
-// most keys first, then by head. Block n of a grid computes items n, n + resident, n + 2 resident, ..
+// Items are ordered by section of heads, whose keys and values the L2 holds, then by block of queries, the last first
+// (QueryBlock::place), then by head. Block n of a grid computes items n, n + resident, n + 2 resident, ..
 struct PersistentProblem : PrefillProblem {
   int items, resident;  // of the call; blocks of the grid
   int blocks, section;  // items of a head; heads of a section

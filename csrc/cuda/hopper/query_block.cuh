@@ -40,8 +40,8 @@ struct QueryBlock {
     key_bounds = reinterpret_cast<int*>(shared + S::key_bounds);
   }
 
-  // number: of the block of queries and of its part of the keys. The last queries see the most keys where attention is
-  // causal: they begin first.
+  // number: of the block of queries and of its part of the keys. Where attention is causal, the
+  // last queries see the largest number of keys: they begin first.
   TXL_DEVICE void place(int batch_row, int head, int number) {
     b = batch_row, h = head, part = number % static_cast<int>(p.parts), first_query = first_query_of(number);
   }
