@@ -41,8 +41,6 @@ def _native_lines() -> list[str]:
         lines.append(f"  not on this processor: {', '.join(others)}")
     if why_not_amx:
         lines.append(f"  {why_not_amx}")
-    if speedup := module.bf16_dot_speedup():
-        lines.append(f"  bfloat16 by VDPBF16PS: {speedup:.2g} multiplications for one of float32, as measured just now")
     pool = "torch's OpenMP pool" if module.threading() == "torch-openmp" else "threads of its own: torch has no OpenMP"
     lines.append(f"  {torch.get_num_threads()} threads on {pool}")
     return lines

@@ -163,9 +163,6 @@ PYBIND11_MODULE(_native, m) {
   m.def("isas", &isas, py::arg("only_supported"), "Instruction sets of this build, fastest first.");
   m.def("why_not_amx", &why_not_amx, "Why the system does not let this process use AMX; empty if it does.");
   m.def(
-      "bf16_dot_speedup", [] { return library().bf16_dot_speedup(); },
-      "Throughput of VDPBF16PS relative to float32 FMA, measured once; 0 without AVX512_BF16, or with AMX.");
-  m.def(
       "emulated_multiplications", [] { return library().emulated_multiplications(); },
       "Multiplications that emulated_bf16 has done in this process; 0 in a build without it.");
   m.def(

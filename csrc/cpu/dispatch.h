@@ -40,10 +40,6 @@ const std::vector<Kernels>& all_kernels();
 // this processor lacks.
 const Kernels& kernels();
 
-// The throughput of VDPBF16PS relative to float32 FMA, measured at the first call; 0 if the processor lacks
-// AVX512_BF16, or has AMX.
-double bf16_dot_speedup();
-
 // Multiplications that the microkernel of emulated_bf16 has done in this process; 0 in a build without it.
 int64_t emulated_multiplications();
 

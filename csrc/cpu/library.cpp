@@ -66,7 +66,6 @@ const txl::CpuLibrary* txl_cpu_library() {
       txl::list_kernels,
       txl_set_instruction_set,
       txl::say_why_not_amx,
-      txl::bf16_dot_speedup,
       txl::emulated_multiplications,
       txl::set_openmp,
       txl::threading,

@@ -20,7 +20,6 @@ struct CpuLibrary {
   const Kernels* (*all_kernels)(size_t* count);
   int (*force_isa)(const char* name);
   int (*why_not_amx)(const char** reason);
-  double (*bf16_dot_speedup)();
   int64_t (*emulated_multiplications)();
   void (*set_openmp)(uint64_t gomp_parallel);
   const char* (*threading)();

@@ -20,7 +20,6 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     report, native = capsys.readouterr().out, "native     works for float32, bfloat16"
     assert all(words in report for words in (txl_kernels.__version__, torch.__version__, native, "instruction set"))
-    assert ("bfloat16 by VDPBF16PS: " in report) == (cpu.native.module.bf16_dot_speedup() > 0)
 
 
 def test_check_makes_each_kind_of_call_once(capsys: pytest.CaptureFixture[str]) -> None:
