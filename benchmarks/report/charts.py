@@ -46,7 +46,7 @@ def names(device: Device) -> dict[str, list[str]]:
 
 def draw(device: Device) -> dict[str, bytes]:
     """Return the contents of these files. The same figures and matplotlib version give the same
-    bytes."""
+    bytes on a processor with the same vector instructions."""
     found = {}
     for plot in _PLOTS:
         measured = plot.of(device)

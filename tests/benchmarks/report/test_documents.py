@@ -1,10 +1,13 @@
 """Documents made from records, with failures; unchanged files are not written."""
 
+import io
 import subprocess
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from report import charts, documents
 from report.documents import PLOTS, README
@@ -74,9 +77,12 @@ def test_unchanged_files_are_not_written(folder: Path, elsewhere: Path) -> None:
 
 
 def test_plots_agree_with_the_published_records() -> None:
-    """Plots have the same bytes with the matplotlib of requirements.txt, which drew them."""
+    """Plots have the same pixels with the matplotlib of requirements.txt, which drew them; where lines are smoothed a
+    processor with other vector instructions may round otherwise (by 1 of 255 in 14 pixels, AVX2 against AVX-512)."""
     listed = subprocess.run(["git", "ls-files", "."], capture_output=True, text=True, cwd=PLOTS, check=True)
     drawn = {name: png for device in load(published()) for name, png in charts.draw(device).items()}
     assert drawn.keys() == set(listed.stdout.split())
     if f"matplotlib=={matplotlib.__version__}\n" in (README.parent / "requirements.txt").read_text():
-        assert [name for name, png in drawn.items() if (PLOTS / name).read_bytes() != png] == []
+        for name, png in drawn.items():
+            difference = np.abs(imread(io.BytesIO(png)) - imread(PLOTS / name)).max()
+            assert difference <= 4 / 255, f"{name} differs by {255 * difference:.0f} of 255"
