@@ -80,8 +80,8 @@ bool has_avx512_bf16() {  // compilers assume that it implies the others
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-// VDPBF16PS multiplies twice as fast as float32 FMA on a Zen 5, half as fast on a Sapphire Rapids. The vendor decides, not
-// a measurement, so every process of a machine computes with the same instructions, and the same bits.
+// VDPBF16PS multiplies twice as fast as float32 FMA on a Zen 5, half as fast on a Sapphire Rapids. The vendor decides,
+// not a measurement, so every process of a machine computes with the same instructions, and the same bits.
 bool prefers_bf16_dot() { return __builtin_cpu_is("amd"); }
 
 // Whether the processor has AMX with bfloat16; and a request to the system for its registers, which returns 0 or errno.

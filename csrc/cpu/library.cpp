@@ -57,18 +57,12 @@ int say_why_not_amx(const char** reason) {
 
 const txl::CpuLibrary* txl_cpu_library() {
   static const txl::CpuLibrary library = {
-      TXL_SOURCE_HASH,
-      txl_last_error,
-      txl::forward,
-      txl::backward,
-      txl::find_intervals,
-      txl::find_kernels,
-      txl::list_kernels,
-      txl_set_instruction_set,
-      txl::say_why_not_amx,
-      txl::emulated_multiplications,
-      txl::set_openmp,
-      txl::threading,
+      TXL_SOURCE_HASH,      txl_last_error,
+      txl::forward,         txl::backward,
+      txl::find_intervals,  txl::find_kernels,
+      txl::list_kernels,    txl_set_instruction_set,
+      txl::say_why_not_amx, txl::emulated_multiplications,
+      txl::set_openmp,      txl::threading,
   };
   return &library;
 }
