@@ -131,6 +131,8 @@ class AttentionLayer(nn.Module, abc.ABC):
         span(causal, window)  # checks them
         if chunk is not None:
             check_chunk(chunk, causal)
+        if not isinstance(batch_first, bool):
+            raise TypeError(f"batch_first must be True or False, got {type(batch_first).__name__}")
         backends.check_name(backend)
         self.d_model, self.n_head, self.d_head, self.n_kv_head = d_model, n_head, d_head, n_kv_head
         self.attn_dropout, self.causal, self.window = attn_dropout, causal, window
@@ -232,6 +234,8 @@ class AttentionLayer(nn.Module, abc.ABC):
         """
         if window is not None:
             check_integer("window", window, 1, WINDOW)
+        if like is not None and not isinstance(like, Tensor):
+            raise TypeError(f"like must be None or hidden states, got {type(like).__name__}")
         if not self.causal and self.chunk is None:
             raise ValueError("a key/value cache needs causal=True, or chunks: an earlier position would see later ones")
         if self.chunk is not None and max_segment != self.chunk[0]:
@@ -260,10 +264,14 @@ class AttentionLayer(nn.Module, abc.ABC):
         cache.
 
         Raises:
+            TypeError: cache is no KeyValueCache, or memory no tensor.
             ValueError: memory does not have three axes, the width d_model and the cache's batch, or
                 does not consist of whole chunks in a layer with chunks; or the cache belongs to
                 another layer.
         """
+        if not isinstance(cache, KeyValueCache):
+            raise TypeError(f"cache must be a KeyValueCache of new_cache, got {type(cache).__name__}")
+        check_dense("memory", memory, "hidden states [B, M, d_model]")
         if memory.dim() != 3 or memory.size(-1) != self.d_model:
             raise ValueError(f"memory must be three-dimensional with d_model={self.d_model}, got {list(memory.shape)}")
         if memory.size(self._batch_axis) != cache.batch:
@@ -334,6 +342,8 @@ class AttentionLayer(nn.Module, abc.ABC):
             if start.device != x.device:
                 raise ValueError(f"cu_seqlens must be on x's device {x.device}, got {start.device}")
         if cache is not None:
+            if not isinstance(cache, KeyValueCache):
+                raise TypeError(f"cache must be None or a KeyValueCache of new_cache, got {type(cache).__name__}")
             key: Any = (self._identity, self.training, x.shape, x.dtype, x.device)
             alone = memory is None and positions is None and not torch.is_grad_enabled()
             if torch.compiler.is_compiling() or not alone or cache.checked != key:
@@ -409,8 +419,7 @@ class AttentionLayer(nn.Module, abc.ABC):
         return slice(self.n_head * self.d_head, None)
 
     def _check_input(self, x: Tensor) -> None:
-        if x.is_nested:
-            check_dense("x", x, "x.values()[None] with cu_seqlens=x.offsets()")
+        check_dense("x", x, "x.values()[None] with cu_seqlens=x.offsets()")
         if x.dim() != 3 or x.size(-1) != self.d_model:
             layout = "[B, L, d_model]" if self.batch_first else "[L, B, d_model]"
             raise ValueError(f"x must be {layout} with d_model={self.d_model}, got shape {list(x.shape)}")
@@ -524,8 +533,11 @@ class AttentionLayer(nn.Module, abc.ABC):
         """
         left, right = span(self.causal, self.window)
         q, k_mem = ((t if self.batch_first else t.transpose(0, 1)).unsqueeze(1) for t in (x, memory))
-        if start is None and end is None and self.chunk is None and (left is None or k_mem.size(2) <= left):
-            return memory
+        if start is None and end is None and self.chunk is None:
+            # A graph serves all lengths: it must not depend on the length of this memory.
+            all_seen = left is None or (not torch.compiler.is_compiling() and k_mem.size(2) <= left)
+            if all_seen:
+                return memory
         fields: dict[str, Any] = {"q": q, "k_mem": k_mem, "start": start, "end": end, "left": left, "right": right}
         call = composed.without_chunk(Call(**dict.fromkeys(Call._fields) | fields), self.chunk)  # type: ignore[arg-type]
         seen = seen_by_any(call)[:, : k_mem.size(2)]

@@ -48,7 +48,7 @@ def intervals(mask: Tensor, *, visible: bool, check: bool = True) -> tuple[Tenso
     if torch.compiler.is_compiling():
         torch._assert_async(hole < 0, "mask has a hidden key between visible ones")
         start, end = refused_with(hole, start), refused_with(hole, end)
-    elif int(hole) >= 0:
+    elif not hole.is_meta and int(hole) >= 0:
         row, query = divmod(int(hole), start.size(1))
         raise ValueError(
             f"mask must hide no key between visible ones (a query sees one interval), got a hole for batch row {row}, query "

@@ -201,6 +201,11 @@ class KeyValueCache:
         owner = self.owner.digest() if isinstance(self.owner, Owner) else self.owner
         return vars(self) | {"owner": owner, "checked": None}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        with torch.inference_mode(False):  # of buffers that inference mode copied
+            self._keys, self._values = (x.clone() if x.is_inference() else x for x in (self._keys, self._values))
+
     def __len__(self) -> int:
         """The number of positions held, at most mem_len."""
         return self._end - self._begin
@@ -228,8 +233,9 @@ class KeyValueCache:
     def __repr__(self) -> str:
         width = f"{self.d_key}" if self.d_key == self.d_value else f"{self.d_key} and {self.d_value}"
         kind = f"{str(self.dtype).removeprefix('torch.')} on {self.device}"
+        held = f"{len(self)} of {self.mem_len} positions held"
         return (
-            f"KeyValueCache({len(self)} of {self.mem_len} positions held, batch={self.batch}, heads={self.n_kv_head}, "
+            f"{type(self).__name__}({held}, batch={self.batch}, heads={self.n_kv_head}, "
             f"width={width}, max_segment={self.max_segment}, window={self.window}, {kind}, {self.nbytes / 2**20:.1f} MiB)"
         )
 
@@ -237,7 +243,10 @@ class KeyValueCache:
         """Append a segment's keys [B, Hkv, L, d_key] and values [B, Hkv, L, d_value], and drop the
         oldest beyond mem_len.
 
+        They are cast to the cache's dtype.
+
         Raises:
+            TypeError: k or v is no tensor of a floating-point dtype.
             ValueError: L is above max_segment, or another axis differs from the cache's.
             RuntimeError: an error interrupted several appends before; or a CUDA graph is being
                 captured. The offsets of the positions are integers of the host, so every replay
@@ -289,6 +298,10 @@ class KeyValueCache:
             )
 
     def _check_segment(self, k: Tensor, v: Tensor) -> None:
+        for name, x in (("k", k), ("v", v)):
+            if not isinstance(x, Tensor) or not x.is_floating_point():
+                got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+                raise TypeError(f"{name} must be a tensor of a floating-point dtype, got {got}")
         length = k.size(2)
         shape = (self.batch, self.n_kv_head, length)
         if k.shape != (*shape, self.d_key) or v.shape != (*shape, self.d_value) or length > self.max_segment:

@@ -51,8 +51,13 @@ def check(call: Call) -> None:
     check_table(call)
 
 
-def check_dense(name: str, x: Tensor, instead: str) -> None:
-    """Raise TypeError if a tensor is nested, whose sizes cannot be read. instead: what to pass."""
+def check_dense(name: str, x: Any, instead: str) -> None:
+    """Raise TypeError if a value is no tensor, or a nested one, whose sizes cannot be read.
+
+    instead: what to pass for a nested tensor.
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
     if x.is_nested:
         raise TypeError(f"{name} must be a dense tensor, got a nested tensor: pass {instead}")
 
@@ -461,8 +466,9 @@ def check_bound_values(call: Call) -> None:
 
     Raises:
         ValueError: a value is not; the message names the argument, the value and what is accepted.
+            Tensors on "meta" have no values.
     """
-    if not is_bounded(call):
+    if not is_bounded(call) or call.q.is_meta:  # tensors without values
         return
     keys = memory_len_of(call) + call.q.size(2)
     for name, bound in zip(BOUNDS, (call.start, call.end), strict=True):
@@ -489,12 +495,14 @@ def _has_rows(call: Call, nearest: int, farthest: int) -> bool:
 
 def _require_rows(call: Call, nearest: int, farthest: int) -> None:
     if not _has_rows(call, nearest, farthest):
-        need_zero, rows = max(call.zero_row, -nearest), table_len_of(call)
+        rows, future, past = table_len_of(call), max(-nearest, 0), max(farthest, 0)
         table = "r_bias" if call.r is None else "r"
+        held = f"{-call.zero_row} to {rows - 1 - call.zero_row}"
+        # `composed` may have reversed the rows; these words are right for either order.
         raise ValueError(
-            f"{table} has {rows} rows with distance 0 in row zero_row={call.zero_row}, so distances "
-            f"{-call.zero_row} to {rows - 1 - call.zero_row}, but distances {nearest} to {farthest} are "
-            f"visible: {table} needs {need_zero + farthest + 1} rows with zero_row={need_zero}"
+            f"{table} must have a row for each visible distance, {nearest} to {farthest}, but with the given zero_row its "
+            f"{rows} rows are of distances {held}: {table} needs {future + past + 1} rows with zero_row={future} "
+            f"(zero_row={past} with r_descending=True)"
         )
 
 

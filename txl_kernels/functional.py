@@ -170,7 +170,7 @@ def rel_attention(
         RuntimeError: the backend that `backend` names cannot run the call; the message says why.
     """
     if not isinstance(q, Tensor) or q.is_nested:
-        _refuse_queries(q)
+        checks.check_dense("q", q, _PACKED)
     if scale is None:
         scale = 1.0 / math.sqrt(max(q.shape[-1], 1)) if q.dim() else 1.0
     if q_pos is not None or position_scale is not None:
@@ -196,13 +196,6 @@ def rel_attention(
     else:
         out, lse = _attend(call, backend, return_lse)
     return (out, lse) if return_lse else out
-
-
-def _refuse_queries(q: Any) -> None:
-    """Raise TypeError if q is not a dense tensor."""
-    if not isinstance(q, Tensor):
-        raise TypeError(f"q must be a torch.Tensor, got {type(q).__name__}")
-    checks.check_dense("q", q, _PACKED)
 
 
 def _position_terms(q: Tensor, r: Any, q_pos: Any, scale: Any, position_scale: Any) -> tuple[Any, Any]:
@@ -321,12 +314,9 @@ def rel_attention_weights(
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
     """
-    if isinstance(q, Tensor):
-        checks.check_dense("q", q, _PACKED)
-    if not isinstance(q, Tensor) or q.dim() != 4:
-        raise ValueError(
-            f"q must be a tensor [B, H, L, D], got {list(q.shape) if isinstance(q, Tensor) else type(q).__name__}"
-        )
+    checks.check_dense("q", q, _PACKED)
+    if q.dim() != 4:
+        raise ValueError(f"q must be [B, H, L, D], got shape {list(q.shape)}")
     left, right = span(causal, window)
     if r is None and position_bias is not None:
         raise ValueError(_NO_TABLE)
@@ -344,5 +334,4 @@ def rel_attention_weights(
     checks.check(call)
     if not torch.compiler.is_compiling():
         checks.check_bound_values(call)
-    p, _, _ = reference.weights(call)
-    return p
+    return reference.weights(call)

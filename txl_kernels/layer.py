@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from txl_kernels.attention_layer import AttentionLayer, Terms
-from txl_kernels.checks import Window, check_integer
+from txl_kernels.checks import Window, autocast_dtype, check_dense, check_integer
 from txl_kernels.composed import Chunk
 from txl_kernels.linear import project
 
@@ -96,6 +96,10 @@ class SegmentAttention(AttentionLayer):
         return distances if limit is None else distances.clamp(-limit, limit)
 
     def _cache_table(self, max_segment: int, mem_len: int, like: Tensor) -> tuple[Tensor | None, int]:
+        if like.dtype != self._example.dtype and autocast_dtype(like.device.type) is None:
+            raise TypeError(
+                f"like must have the layer's dtype {self._example.dtype}, got {like.dtype}; or use torch.autocast"
+            )
         r, zero_row = self._table(max_segment, mem_len, like=like)
         return r.contiguous(), zero_row
 
@@ -160,6 +164,8 @@ class RelAttention(SegmentAttention):
         shape = (self.n_head, self.d_head)
         if shared is None:
             return nn.Parameter(torch.zeros(shape, device=self.qkv.weight.device, dtype=self.qkv.weight.dtype))
+        if not isinstance(shared, nn.Parameter):  # another tensor would be neither trained nor saved
+            raise TypeError(f"{name} must be None or an nn.Parameter, got {type(shared).__name__}")
         if shared.shape != shape:
             raise ValueError(f"{name} must be [H, D] = {list(shape)}, got shape {list(shared.shape)}")
         return shared
@@ -183,8 +189,9 @@ class RelAttention(SegmentAttention):
         """Return W_kR R: encodings [T, d_model] as a table [H, T, D], a view.
 
         Raises:
-            ValueError: positions is not [T, d_model].
+            TypeError, ValueError: positions is no tensor [T, d_model].
         """
+        check_dense("positions", positions, "encodings [T, d_model]")
         if positions.dim() != 2 or positions.size(-1) != self.d_model:
             raise ValueError(
                 f"positions must be [T, d_model] with d_model={self.d_model}, the same for all of the batch, got shape "

@@ -71,6 +71,7 @@ class StaticCache(KeyValueCache):
         L oldest positions. `start` is not changed.
 
         Raises:
+            TypeError: k or v is no tensor of a floating-point dtype.
             ValueError: L is above max_segment, or another axis differs from the cache's.
             RuntimeError: an error interrupted an append before.
         """

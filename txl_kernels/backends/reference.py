@@ -4,6 +4,9 @@ order.
 It stores the L x S scores, and computes float16 and bfloat16 in float32.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -33,10 +36,20 @@ def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True)
 
     The formula is that of the paper, section 3.3, as `rel_attention` states it.
     """
-    if can_autocast(call.q.device.type):
-        with torch.autocast(call.q.device.type, enabled=False):
-            return _attend(call)
-    return _attend(call)
+    with without_autocast(call.q.device.type):
+        return _attend(call)
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    """Return a context in which torch.autocast does not narrow products."""
+    return torch.autocast(device_type, enabled=False) if can_autocast(device_type) else nullcontext()
+
+
+def weights(call: Call) -> Tensor:
+    """Return the weights of a checked call before dropout, [B, H, L, S], in float32 (float64 for
+    float64)."""
+    with without_autocast(call.q.device.type):
+        return _weights(call)[0]
 
 
 def _attend(call: Call) -> tuple[Tensor, Tensor]:
@@ -44,7 +57,7 @@ def _attend(call: Call) -> tuple[Tensor, Tensor]:
     v = call.v.to(dtype)
     if call.v_mem is not None:
         v = torch.cat([call.v_mem.to(dtype), v], 2)
-    p, lse, used = weights(call)
+    p, lse, used = _weights(call)
     v = _for_each_head(v, p.size(1))
     if call.seed is not None and call.dropout_p > 0:
         batch, heads, length, keys = p.shape
@@ -77,7 +90,7 @@ def exact(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def weights(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+def _weights(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Return the weights before dropout, [B, H, L, S], beside the sink if there is one; lse [B, H,
     L] of the keys alone; and whether any query sees a key, bool [B or 1, 1, S, 1]."""
     dtype = exact(call.q.dtype)

@@ -89,6 +89,21 @@ def test_errors_name_the_argument(wrong: Any, error: type[Exception], message: s
         wrong()
 
 
+def test_bounds_on_meta() -> None:
+    """There are shapes, and no values to check."""
+    q, r, lengths = torch.empty(3, 2, 6, 8, device="meta"), torch.empty(2, 12, 8, device="meta"), torch.ones(3).long()
+    start, end = intervals(torch.ones(3, 6, device="meta").bool(), visible=True)
+    options: list[dict[str, Any]] = [
+        {"start": start, "end": end},
+        {"end": end_from_lengths(lengths.to("meta"))},
+        {"prefix": 3},
+    ]
+    for option in options:
+        out = rel_attention(q, q, q, r, **option)
+        assert (out.shape, out.is_meta) == (q.shape, True)
+    assert rel_attention(q, q, q, r, zero_row=5, causal=False, chunk=(2, 1)).shape == q.shape
+
+
 @pytest.mark.parametrize("length", [2**32 + 3, 2**40])
 def test_lengths_beyond_32_bits_are_out_of_range(length: int) -> None:
     with pytest.raises(ValueError, match="end must hold key indices"):

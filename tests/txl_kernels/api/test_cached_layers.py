@@ -137,6 +137,7 @@ def test_repr_and_bytes() -> None:
     cache = KeyValueCache(torch.zeros(3, 9, 4, dtype=torch.float64), 2, 5, 4)  # sizes and dtype of the table
     assert [x.shape for x in cache.memory] == [(2, 3, 0, 4)] * 2
     assert cache.dtype == torch.float64
+    assert repr(new_cache(layer(), 4, 3, static=True)).startswith("StaticCache(4 of 4 positions")
 
 
 @STATIC
@@ -324,6 +325,14 @@ def test_unfitting_caches_are_refused_before_any_computation(monkeypatch: pytest
         it.new_cache(1, 4, 0)
     with pytest.raises(ValueError, match="window must be None or"):
         it.new_cache(1, 4, 4, window=0)
+    with pytest.raises(TypeError, match="like must be None or hidden states, got int"):
+        it.new_cache(1, 4, 4, like=3)
+    with pytest.raises(TypeError, match=r"like must have the layer's dtype torch\.float64, got torch\.float32"):
+        it.new_cache(1, 4, 4, like=hidden(3).float())
+    with pytest.raises(TypeError, match="cache must be a KeyValueCache of new_cache, got NoneType"):
+        it.fill_cache(None, hidden(3))
+    with pytest.raises(TypeError, match=r"memory must be a torch\.Tensor, got NoneType"):
+        it.fill_cache(cache, None)
     assert len(cache) == 3
 
 
@@ -415,10 +424,12 @@ def test_cache_of_inference_mode_works_without() -> None:
     it, x = layer(), hidden(3)
     with torch.inference_mode():
         cache = it.new_cache(2, 6, 4)
+        copies = [copied(cache) for copied in COPIES.values()]
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            it(x, cache=cache)
-    assert len(cache) == 6
+            for one in (cache, *copies):
+                it(x, cache=one)
+    assert [len(one) for one in (cache, *copies)] == [6] * (1 + len(COPIES))
 
 
 WRONG_SHAPES = r"k and v must be \[2, 4, L <= 4, 3\] and \[2, 4, L <= 4, 3\], got"
@@ -431,6 +442,9 @@ BAD_CALLS: list[tuple[Callable[[KeyValueCache], Any], type[Exception], str]] = [
     (lambda cache: cache.reorder(torch.zeros(2).int()), TypeError, r"rows must be .*got torch\.int32"),
     (lambda cache: cache.reorder(torch.zeros(3).long()), ValueError, r"rows must be \[B\] = \[2\]"),
     (lambda cache: cache.reorder(torch.tensor([0, 2])), ValueError, "rows must be from 0 to 1, got 0 to 2"),
+    (lambda cache: cache.append(torch.zeros(2, 4, 3, 3).int(), torch.zeros(2, 4, 3, 3)), TypeError,
+     "k must be a tensor of a floating-point dtype, got torch.int32"),
+    (lambda cache: cache.append(torch.zeros(2, 4, 3, 3), None), TypeError, "v must be .*, got NoneType"),
     (lambda cache: cache.append(torch.zeros(2, 4, 3, 8), torch.zeros(2, 4, 3, 3)), ValueError, WRONG_SHAPES),
     (lambda cache: cache.append(torch.zeros(2, 4, 3, 3), torch.zeros(2, 4, 2, 3)), ValueError, WRONG_SHAPES),
     (lambda cache: cache.append(torch.zeros(2, 4, 5, 3), torch.zeros(2, 4, 5, 3)), ValueError, WRONG_SHAPES),

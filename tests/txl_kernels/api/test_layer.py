@@ -90,6 +90,18 @@ def test_one_exported_graph_serves_all_lengths(name: str) -> None:
         torch.testing.assert_close(program(x), it(x))
 
 
+@pytest.mark.parametrize("name", ["window", "bidirectional", "learned, window", "learned, every option"])
+def test_one_exported_graph_serves_all_memories(name: str) -> None:
+    """With gradients, for which the layer looks for positions that no query sees."""
+    it = layer(name, batch_first=True)
+    length, memory_len = torch.export.Dim("length", max=4096), torch.export.Dim("memory_len", max=4096)
+    example = hidden(8), hidden(5)
+    program = torch.export.export(it, example, dynamic_shapes=({1: length}, {1: memory_len})).module()
+    for sizes in ((1, 16), (16, 3), (17, 40)):
+        given = [hidden(size) for size in sizes]
+        torch.testing.assert_close(program(*given), it(*given))
+
+
 @pytest.mark.parametrize("name", ["plain", "bidirectional", "length first", "learned, every option"])
 def test_unaligned_widths_are_padded_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     it, widths = layer(name, d_head=5), []
@@ -145,6 +157,17 @@ def test_autocast() -> None:
     torch.testing.assert_close(cached, found)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_weights_under_autocast(dtype: torch.dtype) -> None:
+    """They are float32, as the softmax of `forward` is, also where a score is beyond float16."""
+    it, x = layer().float(), hidden(L).float()
+    it.qkv.weight.detach().mul_(100)
+    with torch.autocast("cpu", dtype):
+        p = it.weights(x)
+    assert p.dtype == torch.float32
+    torch.testing.assert_close(p.sum(-1), torch.ones(B, HEADS, L))
+
+
 def test_parameters() -> None:
     it = LearnedRelativeAttention(64, 4, 8, extent=10, n_kv_head=2, qk_norm=True, sink=True)
     assert {name: tuple(p.shape) for name, p in it.named_parameters()} == {
@@ -185,6 +208,9 @@ BAD_OPTIONS: dict[str, dict[str, Any]] = {
     "extent must be an integer >= 1, got 0": {"extent": 0},
     "qk_norm must be True or False, got int": {"extent": EXTENT, "qk_norm": 1},
     "sink must be True or False, got Tensor": {"extent": EXTENT, "sink": torch.zeros(4)},
+    "batch_first must be True or False, got str": {"batch_first": "no"},
+    "content_bias must be None or an nn.Parameter, got Tensor": {"content_bias": torch.zeros(4, 3)},
+    "position_bias must be None or an nn.Parameter, got int": {"position_bias": 3},
 }
 
 
@@ -197,6 +223,10 @@ def test_bad_options(message: str) -> None:
 
 ENDS = torch.tensor([0, 7, 8, 20])
 BAD_CALLS: dict[str, dict[str, Any]] = {
+    "x must be a torch.Tensor, got list": {"x": [1.0]},
+    "memory must be a torch.Tensor, got tuple": {"memory": (hidden(M, 1), hidden(M, 1))},
+    "positions must be a torch.Tensor, got int": {"positions": 3},
+    "cache must be None or a KeyValueCache of new_cache, got dict": {"cache": {}},
     r"x must be \[B, L, d_model\] with d_model=12, got shape \[2, 6\]": {"x": torch.zeros(2, 6)},
     r"memory must be like x but for its length, got \[2, 5, 12\] for \[1, 20, 12\]": {"memory": hidden(M)},
     r"memory must be three-dimensional with d_model=12, got \[1, 5, 13\]": {"memory": torch.zeros(1, 5, 13)},

@@ -69,9 +69,10 @@ VALUE_ERRORS: dict[str, dict[str, Any]] = {
     "v must be on q's device cpu, got meta": {"v": zeros(B, H, L, D, device="meta")},
     "k_mem and v_mem must have the same length M, got 5 and 4": {"memory": (zeros(B, H, M, D), zeros(B, H, M - 1, D))},
     "r must be [H, T, D] = [3, T, 8], got shape [9, 8]": {"r": zeros(9, D)},
-    "r has 8 rows .. distances 0 to 8 are visible: r needs 9 rows with zero_row=0": {"r": zeros(H, 8, D)},
-    ".. distances -3 to 8 are visible: r needs 12 rows with zero_row=3": {"causal": False},
-    ".. distances 0 to 4 are visible: r needs 5 rows":
+    "r must have a row for each visible distance, 0 to 8, but .. its 8 rows .. 0 to 7: r needs 9 rows with zero_row=0":
+        {"r": zeros(H, 8, D)},
+    "r must have .. distance, -3 to 8, but ..: r needs 12 rows with zero_row=3": {"causal": False},
+    "r must have .. distance, 0 to 4, but ..: r needs 5 rows":
         {"r": zeros(H, 4, D), "start": torch.tensor([[1, 3, 5, 5]], dtype=INT)},
     "content_bias must be [H, D] = [3, 8], got shape [8]": {"content_bias": zeros(D)},
     "window must be None or an integer >= 1 .., got 0": {"window": 0},
@@ -80,7 +81,7 @@ VALUE_ERRORS: dict[str, dict[str, Any]] = {
     "position_bias must be None where r is None": {"r": None, "r_bias": zeros(H, L + M)},
     "r_bias must be [H, T] = [3, T], got ..[3, 9, 1]": {"r_bias": zeros(H, 9, 1)},
     "r_bias must be .. = [3, 9] beside r, got": {"r_bias": zeros(H, 8)},
-    "r_bias has 8 rows .. distances 0 to 8 are visible: r_bias needs 9 rows with zero_row=0":
+    "r_bias must have .. its 8 rows are of distances 0 to 7: r_bias needs 9 rows with zero_row=0":
         {"r": None, "position_bias": None, "r_bias": zeros(H, 8)},
     "k must have as many heads as q, 3, or a divisor of them, got 2 in shape [2, 2, 4, 8]":
         {"k": zeros(B, 2, L, D), "v": zeros(B, 2, L, D), "memory": None},
@@ -114,7 +115,8 @@ VALUE_ERRORS: dict[str, dict[str, Any]] = {
     "r must be [H, T, D] = ..got shape [4, 9, 8]": {"r": zeros(4, 9, D), "outside": "clamp"},
     "r must be .. got shape [3, 3, 9, 8]": {"r": zeros(3, H, 9, D)},
     "r must have a row where outside='clamp'": {"r": zeros(H, 0, D), "outside": "clamp"},
-    ".. distances 0 to 8 are visible: r needs": {"r_descending": True, "zero_row": 3},
+    "r must have .. 0 to 8, but .. distances -5 to 3: r needs 9 rows .. (zero_row=8 with r_descending=True)":
+        {"r_descending": True, "zero_row": 3},
 }  # fmt: skip
 
 
