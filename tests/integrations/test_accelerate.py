@@ -301,6 +301,12 @@ def test_register_a_class(registered: None) -> None:
     assert module(torch.ones(2)).tolist() == [1, 1]
     assert module(x=torch.ones(4)).tolist() == [1, 1, 1, 1]
     assert report.fallbacks == {"too large": 1}
+    with pytest.raises(ValueError, match=r"window must be None for .*Scale, got \(2, 0\): its adapter would ignore it"):
+        accelerate(module, window=(2, 0))
+    restore(module)
+    with pytest.raises(ValueError, match="window must be None for"):
+        accelerate(module, window=(2, 0))
+    assert type(module) is Scale
     with pytest.raises(ValueError, match=r"peer\.name must be another than that of"):
         integrations.register(Peer("ScaleOfTests", "elsewhere.Scale", FastScale, "mine"))
     with pytest.raises(ValueError, match="must be a Python identifier, got 'no name'"):

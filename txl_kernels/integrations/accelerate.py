@@ -181,7 +181,8 @@ def accelerate(
         if isinstance(module, Accelerated):
             path = path_of(module.original)
             note = "" if path == module.peer.path else f", as {module.peer.path}"
-            row = Row(name, path, None, weakref.ref(module), note)
+            reason = "its forward was replaced on the instance" if has_replaced_forward(module) else None
+            row = Row(name, path, reason, weakref.ref(module), note)
             accelerated.append((module, ancestors, selected))
         elif selected:
             row, peer = classify(name, module, ancestors, verify)
@@ -195,6 +196,14 @@ def accelerate(
     report = Report(tuple(rows), () if rows else tuple(_attention_classes(model)))
     if strict and (report.left_alone or not report.accelerated):
         raise ValueError(f"strict=True, and not every attention module can be accelerated:\n{report}")
+    if window is not None:
+        chosen = [peer for _, peer, _ in new] + [module.peer for module, _, selected in accelerated if selected]
+        for peer in chosen:
+            if not peer.applies_window:
+                raise ValueError(
+                    f"window must be None for {peer.path}, got {window}: its adapter would ignore it, unless it is "
+                    "registered with Peer(.., applies_window=True)"
+                )
     for module, peer, ancestors in new:
         module.__dict__[STATE] = new_state()
         set_class(module, accelerated_class(peer, type(module)))

@@ -249,6 +249,8 @@ class Peer:
         why_nothing_to_do: like `why_not_module`, but returns the reason why there is nothing to
             accelerate (no relative positions, for example), which gives no warning and no error
             under `strict`.
+        applies_window: True if the adapter limits the context to `self.setting("window")`; else
+            `accelerate` refuses a window for the module.
     """
 
     name: str
@@ -258,6 +260,7 @@ class Peer:
     hashes: Mapping[str, str] = field(default_factory=dict)
     why_not_module: Check = _no_reason
     why_nothing_to_do: Check = _no_reason
+    applies_window: bool = False
 
     def original(self) -> Any:
         """Import the package and return the original class."""

@@ -20,7 +20,7 @@ from txl_kernels.integrations.peer import Accelerated, Peer
 from txl_kernels.integrations.source import ReplacedCode, check_code, parts, source_hash
 
 PREFIX = "Accelerated"
-_peers: dict[str, Peer] = {peer.path: peer for peer in KNOWN}
+_peers: dict[str, Peer] = {peer.path: dataclasses.replace(peer, applies_window=True) for peer in KNOWN}
 
 
 def peers() -> tuple[Peer, ...]:

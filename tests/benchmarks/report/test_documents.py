@@ -77,8 +77,9 @@ def test_unchanged_files_are_not_written(folder: Path, elsewhere: Path) -> None:
 
 
 def test_plots_agree_with_the_published_records() -> None:
-    """Plots have the same pixels with the matplotlib of requirements.txt, which drew them; where lines are smoothed a
-    processor with other vector instructions may round otherwise (by 1 of 255 in 14 pixels, AVX2 against AVX-512)."""
+    """Plots have the same pixels with the matplotlib of requirements.txt, which drew them. A
+    processor with other vector instructions may round smoothed edges otherwise (AVX2 and AVX-512:
+    by 1 of 255 in 14 pixels)."""
     listed = subprocess.run(["git", "ls-files", "."], capture_output=True, text=True, cwd=PLOTS, check=True)
     drawn = {name: png for device in load(published()) for name, png in charts.draw(device).items()}
     assert drawn.keys() == set(listed.stdout.split())
