@@ -539,6 +539,7 @@ class AttentionLayer(nn.Module, abc.ABC):
             if all_seen:
                 return memory
         fields: dict[str, Any] = {"q": q, "k_mem": k_mem, "start": start, "end": end, "left": left, "right": right}
-        call = composed.without_chunk(Call(**dict.fromkeys(Call._fields) | fields), self.chunk)  # type: ignore[arg-type]
+        nothing: dict[str, Any] = dict.fromkeys(Call._fields)  # torch.compile of torch 2.6 does not follow a | of dicts
+        call = composed.without_chunk(Call(**{**nothing, **fields}), self.chunk)
         seen = seen_by_any(call)[:, : k_mem.size(2)]
         return torch.where((seen if self.batch_first else seen.t()).unsqueeze(-1), memory, memory.new_zeros(()))

@@ -303,6 +303,10 @@ def test_register_a_class(registered: None) -> None:
     assert report.fallbacks == {"too large": 1}
     with pytest.raises(ValueError, match=r"window must be None for .*Scale, got \(2, 0\): its adapter would ignore it"):
         accelerate(module, window=(2, 0))
+    module.forward = lambda x: x  # type: ignore[method-assign]
+    with pytest.warns(UserWarning, match="its forward was replaced on the instance"):
+        assert not accelerate(module).accelerated
+    del module.forward
     restore(module)
     with pytest.raises(ValueError, match="window must be None for"):
         accelerate(module, window=(2, 0))
