@@ -36,15 +36,17 @@ def find_python(version: str) -> Path | None:
     return None
 
 
-def build_first(folder: Path) -> Path:
-    """Build the package for this Python, as `pip install .` does; return its unpacked wheel."""
-    for stale in (folder, *BUILD.glob("lib*"), *BUILD.glob("bdist*")):
+def unpack_first(folder: Path, wheel: Path | None) -> Path:
+    """Unpack this Python's wheel, and build it, as `pip install .` does, if there is none; return
+    its folder."""
+    first = BUILD / "first"
+    for stale in (folder, first, *BUILD.glob("lib*"), *BUILD.glob("bdist*")):
         shutil.rmtree(stale, ignore_errors=True)
-    build = ["build", "--build-base", str(BUILD), "bdist_wheel", "--dist-dir", str(folder)]
-    run(sys.executable, "setup.py", "-q", *build)
-    [wheel] = folder.glob("*.whl")
+    if wheel is None:
+        build = ["build", "--build-base", str(BUILD), "bdist_wheel", "--dist-dir", str(first)]
+        run(sys.executable, "setup.py", "-q", *build)
+        [wheel] = first.glob("*.whl")
     run(sys.executable, "-m", "wheel", "unpack", "-d", str(folder), str(wheel))
-    wheel.unlink()
     [unpacked] = folder.iterdir()
     return unpacked
 
@@ -96,12 +98,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="folder of the wheel")
     parser.add_argument("--only", nargs="+", default=VERSIONS, metavar="VERSION", help="versions of Python")
     parser.add_argument("--cuda-library", type=Path, help="libtxl_cuda.so of the same sources, instead of building one")
+    parser.add_argument("--wheel", type=Path, help="this Python's wheel of the same sources, instead of building one")
     given = parser.parse_args()
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         raise SystemExit("make wheel builds for Linux x86-64; `make wheels` builds for other systems")
     if given.cuda_library is not None:
         os.environ["TXL_KERNELS_CUDA"] = "off"
-    unpacked = build_first(BUILD / "unpacked")
+    unpacked = unpack_first(BUILD / "unpacked", given.wheel)
     package = unpacked / "txl_kernels"
     if given.cuda_library is not None:
         shutil.copy(given.cuda_library, package / LIBRARIES["_cuda"])
