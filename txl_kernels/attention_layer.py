@@ -533,11 +533,10 @@ class AttentionLayer(nn.Module, abc.ABC):
         """
         left, right = span(self.causal, self.window)
         q, k_mem = ((t if self.batch_first else t.transpose(0, 1)).unsqueeze(1) for t in (x, memory))
-        if start is None and end is None and self.chunk is None:
-            # A graph serves all lengths: it must not depend on the length of this memory.
-            all_seen = left is None or (not torch.compiler.is_compiling() and k_mem.size(2) <= left)
-            if all_seen:
-                return memory
+        # A graph serves all lengths: it must not depend on the length of this memory.
+        is_within = left is None or (not torch.compiler.is_compiling() and k_mem.size(2) <= left)
+        if is_within and start is None and end is None and self.chunk is None:
+            return memory
         fields: dict[str, Any] = {"q": q, "k_mem": k_mem, "start": start, "end": end, "left": left, "right": right}
         nothing: dict[str, Any] = dict.fromkeys(Call._fields)  # torch.compile of torch 2.6 does not follow a | of dicts
         call = composed.without_chunk(Call(**{**nothing, **fields}), self.chunk)

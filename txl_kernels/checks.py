@@ -464,11 +464,12 @@ def check_bound_values(call: Call) -> None:
     """Read `start` and `end`, and check that their values are in [0, S] and that r has a row for
     every visible distance.
 
+    Tensors on "meta", which have no values, are not checked.
+
     Raises:
         ValueError: a value is not; the message names the argument, the value and what is accepted.
-            Tensors on "meta" have no values.
     """
-    if not is_bounded(call) or call.q.is_meta:  # tensors without values
+    if not is_bounded(call) or call.q.is_meta:
         return
     keys = memory_len_of(call) + call.q.size(2)
     for name, bound in zip(BOUNDS, (call.start, call.end), strict=True):
