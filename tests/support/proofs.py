@@ -1,10 +1,12 @@
 """A pytest plugin for `make test-slow`: skips slow proofs of GPU code that have passed with the
 same sources and compilers, and records that they have."""
 
+import ast
 import importlib.metadata
 import json
 import shutil
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from builds import ROOT, hash_of
@@ -13,9 +15,24 @@ RECORD = ROOT / "tests" / "slow_proofs.json"
 PROOFS = ("tests/txl_kernels/cuda/", "tests/txl_kernels/triton/", "tests/tools/ptx/")
 NO_FAULT = "none runs in"  # why a test of planted faults is skipped whose faults are not in the compiled code
 SOURCES = (
-    *PROOFS, "csrc/cuda", "csrc/python", "tests/support", "tools/ptx", "tools/pretended_gpu.py", "tools/machine_code.py",
+    *PROOFS, "csrc/cuda", "csrc/python", "tools/ptx", "tools/pretended_gpu.py", "tools/machine_code.py",
     "txl_kernels/backends/cuda.py", "txl_kernels/backends/triton",
 )  # fmt: skip
+
+
+def helpers() -> list[Path]:
+    """Return the files of tests/support that the proofs import, directly or through each other."""
+    support = ROOT / "tests" / "support"
+    pending = [file for folder in PROOFS for file in (ROOT / folder).rglob("*.py")]
+    found: set[Path] = set()
+    while pending:
+        for node in ast.walk(ast.parse(pending.pop().read_text())):
+            names = [x.name for x in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None)]
+            files = {support / f"{name}.py" for name in names}
+            new = {x for x in files if x.exists()} - found
+            found |= new
+            pending += new
+    return sorted(found)
 
 
 def present() -> dict[str, str] | None:
@@ -26,7 +43,7 @@ def present() -> dict[str, str] | None:
         return None
     if shutil.which("nvcc") is None:
         return None
-    return {"triton": triton, "sources and nvcc": hash_of([ROOT / x for x in SOURCES], triton, ["nvcc"])}
+    return {"triton": triton, "sources and nvcc": hash_of([*(ROOT / x for x in SOURCES), *helpers()], triton, ["nvcc"])}
 
 
 class Proofs:
