@@ -1,25 +1,35 @@
-"""CUDA graphs of a model's steps: when they can be used, and their capture.
+"""CUDA graphs of a model's steps: when they can be used, their capture, and what ends them.
 
 A graph holds the kernels of a step with their addresses. A replay launches them all at once, so a
-GPU does not wait until Python has issued each operation.
+GPU does not wait until Python has issued each operation. It must give what Python would have given,
+so before each replay everything that Python would have read is compared with what it was at the
+capture (`Watch`, `settings`).
 """
 
 import logging
 import os
-from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+import threading
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import chain
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer, optimizer
 from torch.utils.hooks import RemovableHandle
 
 from txl.model import Network
 from txl.model.transformer import TransformerXL
+from txl_kernels.backends.triton.config import kind_of
 from txl_kernels.linear import has_global_hook, has_hooks
+from txl_kernels.torch_state import is_plain
 
 log = logging.getLogger("txl")
 OFF = "TXL_CUDA_GRAPHS"  # environment variable; "off": no graphs
 WARM_UP = 8  # calls of one kind that run without a graph: they load kernels, and pay less than a capture
+MAX_DROPS = 3  # how often the graphs of a model are captured again because something they hold was changed
+_capturing = threading.Lock()  # torch captures one graph at a time in a process
 Result = TypeVar("Result")
 
 
@@ -56,50 +66,165 @@ def is_capturable(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-class Watch:
-    """The reason why a model cannot run in graphs, looked for anew after a hook was registered
-    anywhere, because a replay would not call it."""
+def settings(device: torch.device) -> Hashable:
+    """Return torch's settings that decide which kernels a step launches: a part of each graph's
+    key. None while something is active that acts on the operations that Python issues, so that a
+    step must run without a graph: autocast around it, a tracer, transform or dispatch mode, anomaly
+    detection, hooks of saved tensors."""
+    if (
+        not is_plain()
+        or torch.is_autocast_enabled(device.type)
+        or torch.is_anomaly_enabled()
+        or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    ):
+        return None
+    cuda = torch.backends.cuda
+    return (
+        torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_deterministic_debug_mode(),
+        kind_of(torch.float32), cuda.matmul.allow_bf16_reduced_precision_reduction,
+        cuda.matmul.allow_fp16_reduced_precision_reduction, cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled(),
+    )  # fmt: skip
 
-    def __init__(self, model: Network) -> None:
-        self._model = model
-        self._hooks, self._reason = RemovableHandle.next_id, why_not(model)
+
+class Watch:
+    """The state of a model, and of the optimizer that trains it, that a captured step holds.
+
+    It consists of the modules with their classes and attributes (rates, windows, training mode,
+    hooks), parameters and buffers, the optimizer's state and options, and `others`. Plain values
+    are compared by value, modules and tensors by identity, tensors also by address, strides and
+    requires_grad.
+
+    Args:
+        others: returns further modules and tensors, and further values.
+    """
+
+    def __init__(
+        self,
+        model: Network,
+        optimizer: Optimizer | None = None,
+        others: Callable[[], tuple[list[Any], list[Any]]] = lambda: ([], []),
+    ) -> None:
+        self._model, self._optimizer, self._others = model, optimizer, others
+        self._hooks = RemovableHandle.next_id
+        self._reason: str | None = None
+        self._remember()
 
     def why_not(self) -> str | None:
-        """Return the reason why the model's steps cannot run in graphs now, or None."""
+        """Return the reason why the model's steps cannot run in graphs now, or None. It is looked
+        for anew after a hook was registered anywhere, because a replay would not call it."""
         if self._reason is not None or RemovableHandle.next_id != self._hooks:
-            self._hooks, self._reason = RemovableHandle.next_id, why_not(self._model)
+            self._hooks = RemovableHandle.next_id
+            if self._reason is not None or self._optimizer_has_hooks() or _have_hooks(self._modules, self._parameters):
+                self._reason = self._look()
         return self._reason
 
+    def _look(self) -> str | None:
+        return "the optimizer has hooks" if self._optimizer_has_hooks() else why_not(self._model)
 
-class Addresses:
-    """The addresses of a model's parameters, which its graphs read."""
+    def _optimizer_has_hooks(self) -> bool:
+        own = self._optimizer
+        if own is None:
+            return False
+        hooks = own._optimizer_step_pre_hooks or own._optimizer_step_post_hooks
+        return bool(hooks or optimizer._global_optimizer_pre_hooks or optimizer._global_optimizer_post_hooks)
 
-    def __init__(self, model: nn.Module) -> None:
-        self._own = [module._parameters for module in model.modules() if module._parameters]
+    def changed(self) -> bool:
+        """Whether anything has changed since the last call, or since this object was made."""
+        try:
+            same = bool(self._now() == self._known)
+        except (RuntimeError, ValueError):  # another tensor or array among the values
+            same = False
+        if not same:
+            self._remember()
+        return not same
+
+    def _remember(self) -> None:
+        self._reason = self._look()
+        self._modules, self._parameters = list(self._model.modules()), list(self._model.parameters())
+        self._vars = [vars(module) for module in self._modules]
+        children = [x for m in self._modules for x in (m._modules, m._parameters, m._buffers)]
+        self._children: list[dict[str, Any]] = [x for x in children if x]
+        self._classes = {type(module) for module in self._modules}
+        self._tensors = [*self._parameters, *self._model.buffers()]
+        if self._optimizer is not None:
+            states = [x for state in self._optimizer.state.values() for x in state.values()]
+            self._tensors += [x for x in states if isinstance(x, Tensor)]
+        self._matrices = [x for x in self._tensors if x.dim() > 1]
+        # Kept alive, so that no other object gets the identity of one that was replaced.
+        self._kept = self._objects()
         self._known = self._now()
 
-    def _now(self) -> list[int]:
-        return [p.data_ptr() for own in self._own for p in own.values() if p is not None]
+    def _objects(self) -> list[Any]:
+        """Return what is compared by identity."""
+        objects = [*chain.from_iterable(map(dict.values, self._children)), *self._others()[0]]
+        if self._optimizer is not None:
+            objects += chain.from_iterable(map(dict.values, self._optimizer.state.values()))
+            for group in self._optimizer.param_groups:
+                objects += [*group["params"], group["lr"]]
+        return objects
 
-    def have_changed(self) -> bool:
-        """Whether a parameter was moved or replaced since this object was made."""
-        return self._now() != self._known
+    def _now(self) -> list[Any]:
+        """Return values and identities, to be compared with ==."""
+        now = [
+            *map(id, self._objects()), *map(Tensor.data_ptr, self._tensors), *map(Tensor.stride, self._matrices),
+            *map(type, self._modules), *(kind.forward for kind in self._classes),
+            *chain.from_iterable(map(dict.values, self._vars)), *self._others()[1],
+        ]  # fmt: skip
+        if self._optimizer is not None:
+            now += [type(self._optimizer), vars(self._optimizer).get("step")]
+            now += [x.requires_grad for x in self._parameters]
+            for group in self._optimizer.param_groups:
+                now += [(name, x) for name, x in group.items() if name not in ("params", "lr")]
+        return now
+
+
+def _have_hooks(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> bool:
+    """Whether hooks act on modules, on parameters, or on all modules of the process."""
+    return (
+        has_global_hook()
+        or any(map(has_hooks, modules))
+        or any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parameters)
+    )
 
 
 def capture(
-    function: Callable[..., Result], inputs: Sequence[Tensor], device: torch.device
-) -> tuple[Result, Callable[[], None]]:
+    function: Callable[..., Result], inputs: Sequence[Tensor], device: torch.device, pool: Any = None
+) -> tuple[Result, Any]:
     """Capture the kernels that function(*inputs) launches, without running them.
 
-    Returns: the function's result, whose tensors each replay writes again, and the replay.
+    pool: a graph whose memory this one may use, because they never run at the same time; or None.
+
+    Returns:
+        The function's result, whose tensors each replay writes again; and the graph, with `replay`.
+
+    Raises:
+        Exception: the function's, or torch's if something cannot be captured or memory is short.
+            The current stream is what it was.
     """
     graph, inference = torch.cuda.CUDAGraph(), torch.is_inference_mode_enabled()
     # The generator's state for graphs is made at the first capture; as inference tensors no other
     # mode could replay.
-    captured = torch.cuda.graph(graph, capture_error_mode="thread_local")
-    with torch.cuda.device(device), torch.inference_mode(False), captured, torch.inference_mode(inference):
-        result = function(*inputs)
-    return result, graph.replay
+    with _capturing, torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream()):
+        shared = None if pool is None else pool.pool()
+        captured = torch.cuda.graph(graph, pool=shared, capture_error_mode="thread_local")
+        with torch.inference_mode(False), captured, torch.inference_mode(inference):
+            result = function(*inputs)
+    return result, graph
+
+
+def reserved_memory(device: torch.device) -> int:
+    """Return the bytes of a device's memory that torch has taken; 0 on a CPU."""
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+
+
+def is_short_of_memory(device: torch.device, nbytes: int) -> bool:
+    """Whether a device has less memory left for steps without graphs than `nbytes`, which graphs of
+    such steps keep."""
+    if device.type != "cuda":
+        return False
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) - nbytes
+    return torch.cuda.mem_get_info(device)[0] + max(unused, 0) < nbytes
 
 
 class Captured(Generic[Result]):
@@ -108,17 +233,70 @@ class Captured(Generic[Result]):
     Attributes:
         inputs: the tensors that the captured kernels read.
         result: the function's result, written again by each replay.
+        graph: the graph.
     """
 
-    def __init__(self, function: Callable[..., Result], inputs: Sequence[Tensor]) -> None:
-        """Capture function(*inputs); it is not run."""
+    def __init__(self, function: Callable[..., Result], inputs: Sequence[Tensor], pool: Any = None) -> None:
+        """Capture function(*inputs); it is not run. pool: as in `capture`."""
         self.inputs = inputs
-        self.result, self._replay = capture(function, inputs, inputs[0].device)
+        self.result, self.graph = capture(function, inputs, inputs[0].device, pool)
 
     def __call__(self, *inputs: Tensor) -> Result:
-        """Copy the inputs to the static ones and replay the graph."""
+        """Copy the inputs, of the static ones' shapes and dtypes, to these, and replay the
+        graph."""
         for own, given in zip(self.inputs, inputs, strict=True):
             if own is not given:
                 own.copy_(given, non_blocking=True)
-        self._replay()
+        self.graph.replay()
         return self.result
+
+
+class Steps:
+    """The decision whether a step of a model runs in a graph, and the count that precedes it.
+
+    The first WARM_UP steps of a kind run without a graph. If what the graphs hold has changed, they
+    are dropped and the warm-up begins again; after MAX_DROPS times, and after an error in a
+    capture, all steps run without graphs.
+
+    Args:
+        what: the name of the steps in messages of the log.
+        watch: the state that graphs hold.
+        drop: drops the graphs; returns whether there were any.
+    """
+
+    def __init__(self, what: str, watch: Watch, drop: Callable[[], bool]) -> None:
+        self._what, self._watch, self._drop = what, watch, drop
+        self._seen: Counter[Hashable] = Counter()
+        self._drops = 0
+        self._off = False
+
+    def kind(self, function: str, inputs: Sequence[Tensor], device: torch.device) -> Hashable:
+        """Return the kind of a step that may run in a graph: its function, settings of torch, and
+        shapes and dtypes of the inputs. None for a step that runs without a graph."""
+        if self._off or any(x.device != device for x in inputs):
+            return None
+        found = settings(device)
+        if found is None:
+            return None
+        if self._watch.changed():
+            self.restart()
+            if self._drop():
+                self._drops += 1
+                if self._drops > MAX_DROPS:
+                    self.turn_off("the model was changed too often")
+                    return None
+        if self._watch.why_not() is not None:
+            return None
+        kind = function, found, *((x.shape, x.dtype) for x in inputs)
+        self._seen[kind] += 1
+        return kind if self._seen[kind] > WARM_UP else None
+
+    def restart(self) -> None:
+        """Begin the warm-up again."""
+        self._seen.clear()
+
+    def turn_off(self, reason: object) -> None:
+        """Run all later steps without graphs, and log the reason."""
+        self._off = True
+        self._drop()
+        log.warning("%s goes on without CUDA graphs: %s", self._what, reason)

@@ -251,12 +251,41 @@ class AttentionLayer(nn.Module, abc.ABC):
             device=like.device,
         )  # fmt: skip
         self._own(cache)
+        cache.made_of = None if r is None else self._table_state()
         return cache
 
     def _cache_table(self, max_segment: int, mem_len: int, like: Tensor) -> tuple[Tensor | None, int]:
         """Return the table r that a cache holds and its row of distance 0; None if each call makes
         it. like: as in `new_cache`."""
         return None, 0
+
+    def _table_state(self) -> tuple[tuple[Any, ...], tuple[Tensor, ...]]:
+        """Return the identities and versions of the parameters from which a cache's table is
+        computed, with settings; and the parameters, so that no other gets their identity as long
+        as the result is kept. Caches without a table need none."""
+        return (), ()
+
+    def update_cache(self, cache: KeyValueCache, like: Tensor | None = None, *, if_changed: bool = False) -> None:
+        """Compute the table r of a cache anew, in the same memory, from the parameters' present
+        values.
+
+        `forward` does so if one was replaced or modified since. Their versions tell of changes in
+        place, but not of those through `.data`, in inference mode, or by a replayed CUDA graph.
+        Keys and values in the cache remain those of the earlier parameters.
+
+        cache: a cache that `new_cache` of this layer made. like: as in `new_cache`.
+        if_changed: whether versions are compared first, as `forward` does.
+        """
+        if cache.made_of is None or cache.r is None:
+            return
+        if if_changed and cache.made_of[0] == self._table_state()[0]:
+            return
+        with torch.no_grad():
+            r, _ = self._cache_table(cache.max_segment, cache.mem_len, self._example if like is None else like)
+        assert r is not None
+        with torch.inference_mode():  # writes to tensors of any mode
+            cache.r.copy_(r)
+        cache.made_of = self._table_state()
 
     @torch.no_grad()
     def fill_cache(self, cache: KeyValueCache, memory: Tensor) -> None:
@@ -346,12 +375,15 @@ class AttentionLayer(nn.Module, abc.ABC):
                 raise TypeError(f"cache must be None or a KeyValueCache of new_cache, got {type(cache).__name__}")
             key: Any = (self._identity, self.training, x.shape, x.dtype, x.device)
             alone = memory is None and positions is None and not torch.is_grad_enabled()
-            if torch.compiler.is_compiling() or not alone or cache.checked != key:
+            is_compiling = torch.compiler.is_compiling()
+            if is_compiling or not alone or cache.checked != key:
                 self._check_cache(cache, x, memory, positions)
-                if not torch.compiler.is_compiling():  # sizes may be symbols
+                if not is_compiling:  # sizes may be symbols
                     cache.checked = key if x.dtype == cache.dtype and not self.training else None
             if self.chunk is not None:
                 self._check_chunk(cache)
+            if cache.made_of is not None and not is_compiling and cache.made_of[0] != self._table_state()[0]:
+                self.update_cache(cache, x)
         elif memory is not None:
             self._check_memory(memory, x)
         if memory is not None and torch.is_grad_enabled() and not exporting_to_onnx():

@@ -1,15 +1,17 @@
 """A preallocated key/value memory for evaluation and generation."""
 
+import copy
 import hashlib
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from txl_kernels.checks import Window, check_integer, span
+from txl_kernels.torch_state import is_recorded
 
 
 class Owner:
@@ -90,6 +92,7 @@ class KeyValueCache:
 
     owner: Owner | str | None = None
     checked: Any = None
+    made_of: Any = None  # `_table_state` of the layer that computed r, at that time; None for a table of the caller's
     appends: int = 0
     _lost: bool = False  # whether positions are missing, after an error
     _before: tuple[Any, ...] | None = None  # the fields below, before the last append
@@ -180,7 +183,7 @@ class KeyValueCache:
 
     @property
     def batch(self) -> int:
-        return self._keys.size(0)
+        return self._keys.size(-4)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -199,7 +202,14 @@ class KeyValueCache:
 
     def __getstate__(self) -> dict[str, Any]:
         owner = self.owner.digest() if isinstance(self.owner, Owner) else self.owner
-        return vars(self) | {"owner": owner, "checked": None}
+        made_of = None if self.made_of is None else ((), ())  # a copied layer's parameters are others
+        return vars(self) | {"owner": owner, "checked": None, "made_of": made_of}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "KeyValueCache":
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        with torch.inference_mode(False):  # a copied inference tensor could not be written to in another mode
+            copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return copied
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -248,15 +258,18 @@ class KeyValueCache:
         Raises:
             TypeError: k or v is no tensor of a floating-point dtype.
             ValueError: L is above max_segment, or another axis differs from the cache's.
-            RuntimeError: an error interrupted several appends before; or a CUDA graph is being
-                captured. The offsets of the positions are integers of the host, so every replay
-                would read and overwrite those of the captured call.
+            RuntimeError: an error interrupted several appends before; or the step is captured in a
+                CUDA graph, exported or traced. The offsets of the positions are integers of the
+                host, so every run of the graph would read and overwrite those of the traced call.
+                (torch.compile follows them. torch 2.6 exports without this error.)
         """
         if self._keys.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "cache must not be a KeyValueCache while a CUDA graph is captured: each replay would overwrite the "
                 "same positions; make a StaticCache (new_cache(.., start=..))"
             )
+        if is_recorded():
+            self._refuse_graph()
         if self._lost:
             self.check_whole()
         self._check_segment(k, v)
@@ -290,6 +303,12 @@ class KeyValueCache:
         elif appends:
             self._lost = True
 
+    def _refuse_graph(self) -> NoReturn:
+        raise RuntimeError(
+            f"cache must not be a {type(self).__name__} while a step is exported or traced: each run of the graph would "
+            "read and overwrite the same positions; give the memory as hidden states, or run the layer eagerly"
+        )
+
     def check_whole(self) -> None:
         """Raise RuntimeError if an error interrupted a call and positions are missing."""
         if self._lost:
@@ -303,7 +322,7 @@ class KeyValueCache:
                 got = x.dtype if isinstance(x, Tensor) else type(x).__name__
                 raise TypeError(f"{name} must be a tensor of a floating-point dtype, got {got}")
         length = k.size(2)
-        shape = (self.batch, self.n_kv_head, length)
+        shape = (self._keys.size(-4), self.n_kv_head, length)
         if k.shape != (*shape, self.d_key) or v.shape != (*shape, self.d_value) or length > self.max_segment:
             axes = f"{self.batch}, {self.n_kv_head}, L <= {self.max_segment}"
             raise ValueError(

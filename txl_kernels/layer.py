@@ -11,6 +11,7 @@ from txl_kernels.attention_layer import AttentionLayer, Terms
 from txl_kernels.checks import Window, autocast_dtype, check_dense, check_integer
 from txl_kernels.composed import Chunk
 from txl_kernels.linear import project
+from txl_kernels.torch_state import versions
 
 
 def sinusoid(distances: Tensor, d_model: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -103,6 +104,10 @@ class SegmentAttention(AttentionLayer):
         r, zero_row = self._table(max_segment, mem_len, like=like)
         return r.contiguous(), zero_row
 
+    def _table_state(self) -> tuple[tuple[Any, ...], tuple[Tensor, ...]]:
+        parameters = tuple(self.parameters())
+        return (self.clamp_len, *map(id, parameters), *versions(parameters)), parameters
+
 
 class RelAttention(SegmentAttention):
     """Multi-head attention with relative positions and segment memory (paper, sections 3.2
@@ -180,6 +185,14 @@ class RelAttention(SegmentAttention):
             projection.reset_parameters()
         nn.init.zeros_(self.content_bias)
         nn.init.zeros_(self.position_bias)
+
+    def _table_state(self) -> tuple[tuple[Any, ...], tuple[Tensor, ...]]:
+        r: Any = self._modules["r"]
+        weight = r._parameters.get("weight")
+        if type(r) is nn.Linear and weight is not None and r._parameters.get("bias") is None:
+            return (self.clamp_len, id(weight), None if weight.is_inference() else weight._version), (weight,)
+        parameters = tuple(r.parameters())
+        return (self.clamp_len, *map(id, parameters), *versions(parameters)), parameters
 
     def biases(self) -> tuple[Tensor, Tensor]:
         """Return u and v of the paper, [H, D] each."""

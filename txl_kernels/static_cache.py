@@ -1,11 +1,16 @@
 """A key/value memory whose shapes and addresses do not change, for CUDA graphs."""
 
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from txl_kernels.cache import KeyValueCache
+from txl_kernels.torch_state import is_recorded, versions
+
+_sharing: Any = WeakIdKeyDictionary()  # the caches that have a tensor `start`
 
 
 class StaticCache(KeyValueCache):
@@ -17,38 +22,62 @@ class StaticCache(KeyValueCache):
     graphs serve all.
 
     The caches of a model's layers share `start`, which the caller must lower after each step of
-    L positions, when all layers have read it: `start.sub_(L).clamp_(min=0)`.
+    L positions, when all layers have read it: `start.sub_(L).clamp_(min=0)`. So it must do after
+    `fill_cache`, when all layers are filled. Caches that share it have the same mem_len.
 
     Attributes:
         start: int32 [B, 1], the number of positions of each batch row that are hidden, the first
             ones: mem_len at the beginning of a sequence, 0 when the memory is full.
-        turn: 0 or 1, the buffer that the next step reads. A replayed graph does not change it:
-            set it to `1 - turn` after each replay.
+        turn: 0 or 1, the buffer that the next step reads. Call `after_capture` and `after_replay`
+            where a step was captured in a graph, which runs nothing, or a graph was replayed, of
+            which Python sees nothing.
     """
 
     start: Tensor = None  # type: ignore[assignment]  # a property of the base
     turn: int
+    _filled: int  # number of positions that were appended since some were hidden last, by this object
+    _not_lowered: tuple[int, ...]  # the version of start at an append after which it must be lowered, or ()
 
     def __init__(self, start: Tensor, r: Tensor | None, batch: int, mem_len: int, *others: Any, **options: Any) -> None:
         """Allocate an empty cache; start: int32 [B, 1]; the others as in `KeyValueCache`.
 
         Raises:
-            TypeError, ValueError: start has another dtype or shape, or another argument is wrong.
+            TypeError, ValueError: start has another dtype or shape, or belongs to caches of another
+                mem_len, or to caches that hold positions, which a new one does not; or another
+                argument is wrong.
         """
         if not isinstance(start, Tensor) or start.dtype != torch.int32 or start.shape != (batch, 1):
             got = f"{start.dtype} {list(start.shape)}" if isinstance(start, Tensor) else type(start).__name__
             raise TypeError(f"start must be an int32 tensor [B, 1] = [{batch}, 1], got {got}")
-        self.start, self.turn = start, 0
+        for other in _sharing.get(start, ()):
+            if other.mem_len != mem_len:
+                raise ValueError(
+                    f"start must belong to caches of mem_len={mem_len} alone, got that of a cache of mem_len="
+                    f"{other.mem_len}: the number of hidden positions is another; give these layers a tensor of their own"
+                )
+            if other.appended:
+                raise ValueError(
+                    f"start must belong to empty caches, got that of a cache to which {other.appended} positions were "
+                    "appended: clear() all caches that share it, or give another tensor"
+                )
+        self.start = start
         super().__init__(r, batch, mem_len, *others, **options)
         if start.device != self.device:
             raise ValueError(f"start must be on the cache's device {self.device}, got {start.device}")
+        self._share()
+
+    def _share(self) -> None:
+        if self.start not in _sharing:
+            _sharing[self.start] = WeakSet()
+        _sharing[self.start].add(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._not_lowered = ()  # a copied start has another version
+        self._share()
 
     def _buffer(self, batch: int, width: int, dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
         return torch.zeros(2, batch, self.n_kv_head, self.mem_len, width, dtype=dtype, device=device)
-
-    @property
-    def batch(self) -> int:
-        return self._keys.size(1)
 
     def __len__(self) -> int:
         """The number of positions held, those that are hidden included: mem_len."""
@@ -60,9 +89,15 @@ class StaticCache(KeyValueCache):
         included.
 
         Raises:
-            RuntimeError: an error interrupted an append.
+            RuntimeError: an error interrupted an append, or `start` was not lowered after the last
+                one.
         """
         self.check_whole()
+        if self._not_lowered and self._not_lowered == versions((self.start,)):
+            raise RuntimeError(
+                "start must be lowered after each step, and after fill_cache, when all layers have read it, by "
+                "start.sub_(L).clamp_(min=0): the positions that were appended last would stay hidden"
+            )
         return self._keys[self.turn], self._values[self.turn]
 
     @torch.no_grad()
@@ -73,17 +108,37 @@ class StaticCache(KeyValueCache):
         Raises:
             TypeError: k or v is no tensor of a floating-point dtype.
             ValueError: L is above max_segment, or another axis differs from the cache's.
-            RuntimeError: an error interrupted an append before.
+            RuntimeError: an error interrupted an append before; or the step is traced into a graph
+                of another tool than CUDA graphs.
         """
         self.check_whole()
+        if is_recorded():
+            self._refuse_graph()
         self._check_segment(k, v)
         for buffer, new in ((self._keys, k), (self._values, v)):
             kept = buffer[self.turn][:, :, new.size(2) :]
             last = new[:, :, max(new.size(2) - self.mem_len, 0) :].to(buffer.dtype)
             torch.cat([kept, last], 2, out=buffer[1 - self.turn])
+        is_filling = self._filled < self.mem_len and not torch.compiler.is_compiling()
+        self._not_lowered = versions((self.start,)) if is_filling else ()
+        self._advance(k.size(2), 1)
+
+    def _advance(self, length: int, steps: int) -> None:
         self.turn = 1 - self.turn
-        self._total += k.size(2)
-        self.appends += 1
+        self._total += steps * length
+        self._filled += steps * length
+        self.appends += steps
+
+    def after_replay(self, length: int) -> None:
+        """Count the segment of `length` positions that a replayed graph appended. The graph, or its
+        caller, has lowered `start`."""
+        self._advance(length, 1)
+        self._not_lowered = ()
+
+    def after_capture(self, length: int) -> None:
+        """Take the segment of `length` positions back whose append was captured, but not run."""
+        self._advance(length, -1)
+        self._not_lowered = ()
 
     def take_back(self, appends: int) -> None:
         """Mark the cache as not whole if there were appends: `start`, which the caller lowers, is
@@ -99,11 +154,12 @@ class StaticCache(KeyValueCache):
             return
         self._check_rows(rows, torch.bool, "None or a bool tensor [B]")
         self.start.masked_fill_(rows.unsqueeze(1), self.mem_len)
+        self._filled = 0
 
     @torch.no_grad()
     def clear(self) -> None:
         """Hide all positions, in all caches that share `start`."""
-        self._lost, self._total = False, 0
+        self._lost, self._total, self._filled, self._not_lowered, self.turn = False, 0, 0, (), 0
         self.start.fill_(self.mem_len)
 
     def hide(self, counts: Tensor) -> NoReturn:

@@ -1,6 +1,7 @@
 """The features of torch that are active now: whether a tracer, a transform, a dispatch mode or the
 profiler must see the package's operators, and whether tensors are ordinary ones."""
 
+import operator
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 ORDINARY = (Tensor, torch.nn.Parameter)
+_VERSION = operator.attrgetter("_version")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -20,6 +22,9 @@ def constant_when_traced(function: _F) -> _F:
     """
     setattr(function, "_dynamo_marked_constant", True)  # noqa: B010
     return function
+
+
+_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)  # torch 2.7
 
 
 def _find(path: str) -> Any:
@@ -72,6 +77,15 @@ def is_plain(unprofiled: bool = False) -> bool:
     )
 
 
+def versions(tensors: tuple[Tensor, ...]) -> tuple[int, ...]:
+    """Return the version of each tensor, which a change in place raises. Inference tensors have
+    none: () if one is among them."""
+    try:
+        return tuple(map(_VERSION, tensors))
+    except RuntimeError:
+        return ()
+
+
 def is_traced() -> bool:
     """Whether a compiler or tracer follows the call, so that checks must not be skipped by what
     earlier calls have stored."""
@@ -114,5 +128,18 @@ def exporting_to_onnx() -> bool:
 def exporting() -> bool:
     """Whether torch.export or torch.onnx.export is tracing. The former cannot tell before torch
     2.7."""
-    is_exporting: Callable[[], bool] | None = getattr(torch.compiler, "is_exporting", None)
-    return exporting_to_onnx() or (is_exporting is not None and is_exporting())
+    return exporting_to_onnx() or _exporting()
+
+
+@constant_when_traced
+def is_recorded() -> bool:
+    """Whether torch.export, torch.onnx.export, torch.jit.trace or make_fx records the operations of
+    a call, and so keeps what Python computed.
+
+    torch.compile, which guards it, does not count. Before torch 2.7, torch.export with
+    `strict=True` cannot be told from torch.compile.
+    """
+    if not AVAILABLE or not (_modes() or _tracing() or _exporting()):
+        return False
+    proxies = _find("fx.experimental.proxy_tensor.get_proxy_mode")
+    return bool(_tracing()) or _exporting() or (proxies is not None and proxies() is not None)

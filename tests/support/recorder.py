@@ -63,6 +63,9 @@ class Recorder(TorchDispatchMode):
         for whole, before in self.saved.values():
             whole.copy_(before)
 
+    def pool(self) -> None:
+        """The memory that other graphs may share."""
+
     @torch.inference_mode()
     def replay(self) -> None:
         for operator, args, kwargs, made in self.operations:
@@ -81,13 +84,15 @@ def recorded(static: Callable[[], Iterable[Tensor]]) -> Callable[..., Any]:
     where they are, besides the captured function's inputs."""
 
     def capture(
-        function: Callable[..., Any], inputs: Sequence[Tensor], device: torch.device
-    ) -> tuple[Any, Callable[[], None]]:
+        function: Callable[..., Any], inputs: Sequence[Tensor], device: torch.device, pool: Any = None
+    ) -> tuple[Any, Recorder]:
         recorder, state = Recorder([*static(), *inputs]), torch.get_rng_state()
-        with recorder:
-            result = function(*inputs)
-        recorder.restore()
-        torch.set_rng_state(state)
-        return result, recorder.replay
+        try:
+            with recorder:
+                result = function(*inputs)
+        finally:
+            recorder.restore()
+            torch.set_rng_state(state)
+        return result, recorder
 
     return capture

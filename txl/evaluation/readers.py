@@ -3,8 +3,7 @@ not depend on the length of the text."""
 
 import abc
 import copy
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -94,8 +93,8 @@ class Reader(abc.ABC):
 
 
 class Engine(Reader):
-    """A reader that caches keys and values; the model's parameters must not change while it is in
-    use.
+    """A reader that caches keys and values. If the model's parameters change, keys and values that
+    are cached remain those of the earlier ones until `reset`.
 
     Every token attends to exactly the last `attn_len` positions, its own included (fewer at the
     start of a text), however the text is cut into segments. The result equals that of recomputing
@@ -132,23 +131,28 @@ class Engine(Reader):
                 f"encoding {model.config.encoding!r} puts places into the hidden states, so keys cannot be cached: use "
                 "a sliding window or segments"
             )
-        self._graphs = StepGraphs(model) if _uses_graphs(model, graph) else None
-        # The number of hidden positions of each batch row, shared by the caches of all layers.
-        self._hidden: Tensor | None = None
-        if self._graphs is not None:
+        uses_graphs = _uses_graphs(model, graph)
+        hidden: Tensor | None = None
+        if uses_graphs:
             with torch.inference_mode(False):
-                self._hidden = torch.zeros(batch, 1, dtype=torch.int32, device=model.device)
+                hidden = torch.zeros(batch, 1, dtype=torch.int32, device=model.device)
         self.attention: list[SegmentAttention] = [block.attention for block in model.layers]  # type: ignore[misc]
         self.caches = [
-            attention.new_cache(batch, attn_len - 1, max_segment, window=attn_len, start=self._hidden)
+            attention.new_cache(batch, attn_len - 1, max_segment, window=attn_len, start=hidden)
             for attention in self.attention
         ]
-        self.reset()
+        self._graphs = StepGraphs(model, self.caches) if uses_graphs else None
+        self._begin()
 
     @torch.inference_mode()
     def reset(self) -> None:
         """Return to the start of a text: empty caches, or zero states if the model begins with
-        them."""
+        them. Tables of positions are computed anew from the present parameters."""
+        for attention, cache in zip(self.attention, self.caches, strict=True):
+            attention.update_cache(cache)
+        self._begin()
+
+    def _begin(self) -> None:
         self.fill(self._transformer.initial_memory(self.batch, self.caches[0].mem_len))
 
     @torch.inference_mode()
@@ -159,9 +163,9 @@ class Engine(Reader):
             self._lower(memory[0].size(1))
 
     def _lower(self, length: int) -> None:
-        """Hide so many positions less."""
-        if self._hidden is not None:
-            self._hidden.sub_(length).clamp_(min=0)
+        """Hide `length` positions fewer of static caches, which share `start`."""
+        if self._graphs is not None:
+            self.caches[0].start.sub_(length).clamp_(min=0)  # type: ignore[union-attr]
 
     @torch.inference_mode()
     def hidden(self, tokens: Tensor) -> Tensor:
@@ -178,7 +182,9 @@ class Engine(Reader):
             if self._graphs is None:
                 return function(*inputs)
             self._check_segment(inputs[0])
-            return self._graphs(function, inputs, self.caches)
+            for attention, cache in zip(self.attention, self.caches, strict=True):
+                attention.update_cache(cache, if_changed=True)
+            return self._graphs(function, inputs)
 
 
 def _uses_graphs(model: TransformerXL, asked: bool | None) -> bool:
@@ -197,52 +203,69 @@ def _uses_graphs(model: TransformerXL, asked: bool | None) -> bool:
 
 
 class StepGraphs:
-    """The CUDA graphs of an engine's steps: two for each kind and length, one a buffer of the
-    caches.
+    """The CUDA graphs of an engine's steps: two for each kind of step (`graphs.Steps`), one a
+    buffer of the caches, in one memory pool."""
 
-    The first WARM_UP steps of each kind and length run without a graph, and so do steps of a model
-    that has hooks by then. Parameters whose storage was replaced since a capture are an error,
-    because a graph reads the old one.
-    """
+    MAX_KINDS = 8  # kinds of steps with graphs; others run without
 
-    MAX_KINDS = 8  # kinds and lengths of steps with graphs; others run without
-
-    def __init__(self, model: TransformerXL) -> None:
-        self._model = model
-        self._addresses, self._watch = graphs.Addresses(model), graphs.Watch(model)
-        self._seen: Counter[tuple[Any, ...]] = Counter()
-        self._graphs: dict[tuple[Any, ...], graphs.Captured[Tensor]] = {}
+    def __init__(self, model: TransformerXL, caches: Sequence[KeyValueCache]) -> None:
+        self._model, self._caches = model, caches
+        self._steps = graphs.Steps("evaluation", graphs.Watch(model, others=self._of_caches), self._drop)
+        self._graphs: dict[tuple[Hashable, int], graphs.Captured[Tensor]] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StepGraphs":
-        return StepGraphs(copy.deepcopy(self._model, memo))
+        return StepGraphs(copy.deepcopy(self._model, memo), copy.deepcopy(self._caches, memo))
 
-    def __call__(
-        self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], caches: Sequence[KeyValueCache]
-    ) -> Tensor:
-        """Return function(*inputs), a step that reads and writes the caches."""
-        device = self._model.device.type
-        kind = (function.__name__, inputs[0].shape, *(x.dtype for x in inputs))
-        if torch.is_autocast_enabled(device) or any(x.device != self._model.device for x in inputs):
+    def _of_caches(self) -> tuple[list[Any], list[Any]]:
+        tensors = [x for cache in self._caches for x in (cache.r, cache.start)]
+        return tensors, [x for cache in self._caches for x in (cache.window, cache.zero_row)]
+
+    def _drop(self) -> bool:
+        had, self._graphs = bool(self._graphs), {}
+        return had
+
+    def __call__(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
+        """Return function(*inputs), a step that reads and writes the caches; on an error from a
+        replay, of which the device may have executed any part, these must be cleared."""
+        kind = self._steps.kind(function.__name__, inputs, self._model.device)
+        turn, *others = (cache.turn for cache in self._caches)  # type: ignore[attr-defined]
+        if kind is None or any(other != turn for other in others):
             return function(*inputs)
-        if self._watch.why_not() is not None:
-            return function(*inputs)
-        self._seen[kind] += 1
-        captured = {name[0] for name in self._graphs}
-        if self._seen[kind] <= graphs.WARM_UP or (kind not in captured and len(captured) >= self.MAX_KINDS):
-            return function(*inputs)
-        if self._addresses.have_changed():
-            raise TxlError("the model's parameters were moved or replaced while an Engine used them: make a new Engine")
-        for cache in caches:
+        for cache in self._caches:
             cache.check_whole()
-        before = [cache.turn for cache in caches]  # type: ignore[attr-defined]
-        graph = self._graphs.get((kind, before[0]))
+        graph = self._graphs.get((kind, turn)) or self._capture((kind, turn), function, inputs)
         if graph is None:
-            with torch.inference_mode(False):
-                static = [x.clone() for x in inputs]
-            graph = self._graphs[kind, before[0]] = graphs.Captured(function, static)
-        for cache, turn in zip(caches, before, strict=True):
-            cache.turn = 1 - turn  # type: ignore[attr-defined]
-        return graph(*inputs).clone()
+            return function(*inputs)
+        try:
+            result = graph(*inputs).clone()
+            for cache in self._caches:
+                cache.after_replay(inputs[0].size(1))  # type: ignore[attr-defined]
+        except BaseException:
+            for cache in self._caches:
+                cache.take_back(1)
+            raise
+        return result
+
+    def _capture(
+        self, name: tuple[Hashable, int], function: Callable[..., Tensor], inputs: tuple[Tensor, ...]
+    ) -> graphs.Captured[Tensor] | None:
+        """Capture a step for later replays and return it; None if there are enough kinds, or if
+        that fails, after which no step runs in a graph."""
+        if len({kind for kind, _ in self._graphs} | {name[0]}) > self.MAX_KINDS:
+            return None
+        with torch.inference_mode(False):
+            static = [x.clone() for x in inputs]
+        pool = next((graph.graph for graph in self._graphs.values()), None)
+        appends = [cache.appends for cache in self._caches]
+        try:
+            self._graphs[name] = graphs.Captured(function, static, pool)
+        except Exception as error:  # of any kind: memory, or what cannot be captured
+            self._steps.turn_off(f"a capture failed with {type(error).__name__}: {error}")
+        finally:  # a capture computes nothing
+            for cache, before in zip(self._caches, appends, strict=True):
+                if cache.appends > before:
+                    cache.after_capture(inputs[0].size(1))  # type: ignore[attr-defined]
+        return self._graphs.get(name)
 
 
 class SegmentReader(Reader):

@@ -2,7 +2,7 @@
 CUDA device as two graphs."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -62,8 +62,15 @@ class Updater:
             TxlError: the loss or gradient is not finite; nothing was changed.
         """
         self.network.train()
-        in_graphs = self.graphs is not None and self.graphs.takes(step, batches)
-        nll, norm = self.graphs.gradients(step, batches) if in_graphs else self._gradients(step, batches)  # type: ignore[union-attr]
+        try:
+            return self._update(step, batches, stopping)
+        except BaseException:
+            self.network.zero_grad(set_to_none=True)  # the next update would add to them
+            raise
+
+    def _update(self, step: int, batches: Batches, stopping: Callable[[], bool]) -> Updated:
+        found = None if self.graphs is None else self.graphs.gradients(step, batches)
+        nll, norm = self._gradients(step, batches) if found is None else found
         reduced = torch.stack([nll, torch.full_like(nll, float(stopping()))])
         if self.world.size > 1:
             dist.all_reduce(reduced)
@@ -80,7 +87,7 @@ class Updater:
                     group["lr"].fill_(rate)
                 else:
                     group["lr"] = rate
-        if in_graphs:
+        if found is not None:
             self.graphs.step_optimizer()  # type: ignore[union-attr]
         else:
             self.step_optimizers()
@@ -164,17 +171,25 @@ class Updater:
                 raise ValueError(f"{name} must be >= 0, got {int(count)}")
 
 
+# Options of training with the values that captured updates need; and the other options, which act
+# outside of the captured steps, or by tensors, or are compared before each replay.
+NEEDS_DEFAULT = {
+    "accumulate": 1, "batch_chunk": 1, "compile": False, "recompute": False, "intermediate_losses": False,
+    "average": "none", "optimizer": "adam", "ext_len": 0, "loss": "full",
+}  # fmt: skip
+IN_GRAPHS = {
+    "steps", "batch", "streams", "tgt_len", "lr", "warmup", "schedule", "min_lr_ratio", "weight_decay", "clip",
+    "ema_decay", "patience", "eval_every", "eval_tokens", "save_every", "log_every", "seed", "precision",
+}  # fmt: skip
+
+
 def why_not_graphs(network: Network, config: TrainConfig, world: World, device: torch.device) -> str | None:
     """Return the reason why updates cannot be captured in CUDA graphs, or None."""
     if not graphs.is_capturable(device):
         return f"the device is {device}"
     if world.size > 1:
         return "there are several processes"
-    ordinary = {
-        "accumulate": 1, "batch_chunk": 1, "compile": False, "recompute": False, "intermediate_losses": False,
-        "average": "none", "optimizer": "adam", "context": 0,
-    }  # fmt: skip
-    for name, value in ordinary.items():
+    for name, value in NEEDS_DEFAULT.items():
         if getattr(config, name) != value:
             return f"{name} is {getattr(config, name)!r}"
     if network.second_softmax is not None:
@@ -186,43 +201,74 @@ class UpdateGraphs:
     """An update as two CUDA graphs: forward, backward and clipping; and the optimizer's step, since
     the host decides between them whether loss and gradient are finite.
 
-    The first WARM_UP updates with a full memory run without. So does every update whose memory is
-    not full, or whose segment is shorter, as at the start and end of an epoch, or whose model has
-    hooks by then.
+    Updates run without graphs until `graphs.Steps` has seen enough of a kind, and where gradients
+    are left from elsewhere, the memory is not full, or the segment is shorter, as at the start and
+    end of an epoch. There the graphs are dropped if the device is short of memory, which they keep
+    from those updates.
     """
 
     def __init__(self, updater: "Updater") -> None:
-        self._updater, self._watch = updater, graphs.Watch(updater.network)
-        self._seen = 0
+        self._updater = updater
+        (optimizer,) = updater.optimizers
+        self._steps = graphs.Steps("training", graphs.Watch(updater.network, optimizer, self._of_updater), self._drop)
+        self._kind: Hashable = None  # of the captured updates
         self._gradients: graphs.Captured[tuple[Tensor, Tensor]] | None = None
-        self._step: Callable[[], None] | None = None
+        self._step: Any = None  # the graph of the optimizer's step
+        self._bytes = 0  # of the device's memory that the graphs keep
 
-    def takes(self, step: int, batches: Batches) -> bool:
-        """Whether the update after `step` earlier ones runs as graphs."""
-        mem_len, memory, streams = self._updater.network.config.mem_len, batches.memories[0], batches.streams
-        if mem_len and (streams.starts_epoch(step) or memory is None or memory[0].size(1) < mem_len):
-            return False
-        if not streams.is_whole(step) or self._watch.why_not() is not None:
-            return False
-        self._seen += 1
-        return self._seen > graphs.WARM_UP
+    def _of_updater(self) -> tuple[list[Any], list[Any]]:
+        own = self._updater
+        return [own.network, own.module, *own.optimizers], [own.config.clip, own.config.context, own.dtype]
 
-    def gradients(self, step: int, batches: Batches) -> tuple[Tensor, Tensor]:
-        """Compute the clipped gradients as `Updater._gradients` does, by a replay.
+    def _drop(self) -> bool:
+        had = self._gradients is not None
+        self._kind = self._gradients = self._step = None
+        return had
+
+    def gradients(self, step: int, batches: Batches) -> tuple[Tensor, Tensor] | None:
+        """Compute the clipped gradients of the update after `step` earlier ones, as
+        `Updater._gradients` does, by a replay. None if the update runs without graphs.
 
         The memory of `batches` becomes the graph's.
         """
+        own = self._updater
+        mem_len, memory, streams = own.network.config.mem_len, batches.memories[0], batches.streams
+        fills = mem_len and (streams.starts_epoch(step) or memory is None or memory[0].size(1) < mem_len)
+        if fills or not streams.is_whole(step):
+            if self._gradients is not None and graphs.is_short_of_memory(own.device, self._bytes):
+                self._drop()
+                self._steps.restart()
+            return None
+        if any(p.grad is not None for p in own.network.parameters()):  # it would be added to
+            return None
         ((tokens, targets, memory),) = batches.segment(step)
         given = (tokens, targets, *(memory or ()))
+        kind = self._steps.kind("update", given, own.device)
+        if kind is None or (self._kind is not None and kind != self._kind):
+            return None
         if self._gradients is None:
-            static = [x.clone() for x in given]
-            self._gradients = graphs.Captured(self._compute, static)
-            _, self._step = graphs.capture(self._updater.optimizers[0].step, (), self._updater.device)
-            # The graphs keep the gradients' memory; no other update may see these tensors.
-            self._updater.network.zero_grad(set_to_none=True)
+            self._capture(kind, given)
+        if self._gradients is None:
+            return None
         result = self._gradients(*given)
         batches.keep(0, tuple(self._gradients.inputs[2:]) or None)
         return result
+
+    def _capture(self, kind: Hashable, given: tuple[Tensor, ...]) -> None:
+        """Capture both graphs; after an error all updates run without."""
+        device, before = self._updater.device, graphs.reserved_memory(self._updater.device)
+        try:
+            self._gradients = graphs.Captured(self._compute, [x.clone() for x in given])
+            _, self._step = graphs.capture(self._updater.optimizers[0].step, (), device)
+            self._kind, self._bytes = kind, graphs.reserved_memory(device) - before
+        except BaseException as error:
+            self._drop()
+            if not isinstance(error, Exception):
+                raise
+            self._steps.turn_off(f"a capture failed with {type(error).__name__}: {error}")
+        finally:
+            # The graphs keep the gradients' memory; no other update may see these tensors.
+            self._updater.network.zero_grad(set_to_none=True)
 
     def _compute(self, tokens: Tensor, targets: Tensor, *memory: Tensor) -> tuple[Tensor, Tensor]:
         loss = self._updater.loss(tokens, targets, memory or None)
@@ -233,5 +279,4 @@ class UpdateGraphs:
 
     def step_optimizer(self) -> None:
         """Step the optimizer by the gradients that `gradients` computed last."""
-        assert self._step is not None
-        self._step()
+        self._step.replay()
