@@ -30,6 +30,8 @@ OFF = "TXL_CUDA_GRAPHS"  # environment variable; "off": no graphs
 WARM_UP = 8  # calls of one kind that run without a graph: they load kernels, and pay less than a capture
 MAX_DROPS = 3  # how often the graphs of a model are captured again because something they hold was changed
 _capturing = threading.Lock()  # torch captures one graph at a time in a process
+# Hooks of saved tensors that are active; torch 2.6 does not tell.
+_saving: Callable[[bool], Any] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
 Result = TypeVar("Result")
 
 
@@ -75,7 +77,7 @@ def settings(device: torch.device) -> Hashable:
         not is_plain()
         or torch.is_autocast_enabled(device.type)
         or torch.is_anomaly_enabled()
-        or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+        or _saving(False) is not None
     ):
         return None
     cuda = torch.backends.cuda

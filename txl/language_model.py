@@ -2,8 +2,9 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from txl.evaluation.evaluate import (
     resolve,
 )
 from txl.evaluation.generate import Sampling, encoded, generate, text_of
-from txl.evaluation.readers import Reader
+from txl.evaluation.readers import Engine
 from txl.model import Network, as_transformer
 from txl.model.transformer import TransformerXL
 from txl.paths import AnyPath
@@ -52,6 +53,8 @@ class LanguageModel:
     segment: int
     path: Path
     digest: str = ""
+    # The engine of the last generation and what it was made for, or nothing while it is in use.
+    _kept: list[tuple[tuple[Any, ...], Engine]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def evaluate(
         self,
@@ -149,11 +152,39 @@ class LanguageModel:
         check_positive("count", count)
         if stop is not None and not (isinstance(stop, (str, bytes)) and stop):
             raise TxlError(f"stop must be a string of at least one character, got {stop!r}")
-        reader = self._reader(_reading(reading), len(tokens) + count)
+        whole = self._bounded(_reading(reading), len(tokens) + count)
         generator = torch.Generator(self.model.device)
         generator.manual_seed(seed) if seed is not None else generator.seed()
+        kind = self._kind(whole)
+        reader = self._taken(kind) or make_reader(self.model, 1, whole)
+
         drawn = generate(reader, tokens.unsqueeze(0).to(self.model.device), count, sampling, generator)
-        return text_of(drawn, self.vocabulary, int(tokens[-1]), apart, encoded(stop or ""))
+
+        def text() -> Iterator[bytes]:
+            try:
+                yield from text_of(drawn, self.vocabulary, int(tokens[-1]), apart, encoded(stop or ""))
+            finally:
+                if isinstance(reader, Engine):
+                    self._kept[:] = [(kind, reader)]
+
+        return text()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_kept": []}  # copies and pickles have no engine: CUDA graphs cannot be copied
+
+    def _kind(self, reading: ResolvedReading) -> tuple[Any, ...]:
+        """Return what an engine that is used again must have been made for."""
+        return reading, self.model.device, *(block.attention for block in getattr(self.model, "layers", ()))
+
+    def _taken(self, kind: tuple[Any, ...]) -> Engine | None:
+        """Return the engine that is kept, whose CUDA graphs are captured already, if it is of a
+        kind, and keep none."""
+        kept = [engine for known, engine in self._kept if known == kind]
+        self._kept.clear()
+        if not kept:
+            return None
+        self.model.eval()
+        return kept[0]
 
     def _begin(self, prompt: Prompt) -> tuple[Tensor, bool]:
         """Return a prompt's tokens, int64 [n], and whether the prompt ends in white space."""
@@ -181,16 +212,16 @@ class LanguageModel:
             )
         return tokens
 
-    def _reader(self, asked: Reading, longest: int) -> Reader:
-        """Make the reader for a generation of `longest` tokens: "cached", or "sliding" for a model
-        with absolute positions or without recurrence. An LSTM or QRNN carries its state, whatever
-        attn_len."""
+    def _bounded(self, asked: Reading, longest: int) -> ResolvedReading:
+        """Return the reading for a generation of `longest` tokens: "cached", or "sliding" for a
+        model with absolute positions or without recurrence. An LSTM or QRNN carries its state,
+        whatever attn_len."""
         if not asked.method and default_method(self.model) == "segments" and isinstance(self.model, TransformerXL):
             asked = dataclasses.replace(asked, method="sliding")
         whole = self.resolve(asked)
         if not asked.attn_len and whole.method == "sliding":
             whole = whole._replace(attn_len=self.segment)
-        return make_reader(self.model, 1, bounded(whole, self.model, longest))
+        return bounded(whole, self.model, longest)
 
 
 def _reading(asked: Reading | int | None) -> Reading:

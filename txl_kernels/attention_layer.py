@@ -133,10 +133,10 @@ class AttentionLayer(nn.Module, abc.ABC):
             check_chunk(chunk, causal)
         if not isinstance(batch_first, bool):
             raise TypeError(f"batch_first must be True or False, got {type(batch_first).__name__}")
-        backends.check_name(backend)
+        self.backend = backends.check_name(backend)
         self.d_model, self.n_head, self.d_head, self.n_kv_head = d_model, n_head, d_head, n_kv_head
         self.attn_dropout, self.causal, self.window = attn_dropout, causal, window
-        self.chunk, self.batch_first, self.backend = chunk, batch_first, backend
+        self.chunk, self.batch_first = chunk, batch_first
         self._identity = Owner(self)
         width, kv_width = n_head * d_head, n_kv_head * d_head
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -270,7 +270,7 @@ class AttentionLayer(nn.Module, abc.ABC):
         values.
 
         `forward` does so if one was replaced or modified since. Their versions tell of changes in
-        place, but not of those through `.data`, in inference mode, or by a replayed CUDA graph.
+        place, but not of those through `.data` or by a replayed CUDA graph.
         Keys and values in the cache remain those of the earlier parameters.
 
         cache: a cache that `new_cache` of this layer made. like: as in `new_cache`.

@@ -39,7 +39,10 @@ def intervals(mask: Tensor, *, visible: bool, check: bool = True) -> tuple[Tenso
     """
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"mask must be a bool tensor, got {got}; for an additive mask of 0 and -inf pass mask == 0")
+        raise TypeError(
+            f"mask must be a bool tensor, got {got}; pass mask.bool() for a mask of 0 and 1 (a tokenizer's has 1 where a "
+            "key is visible), mask == 0 for an additive mask of 0 and -inf"
+        )
     if not isinstance(visible, bool):
         raise TypeError(f"visible must be True or False, got {type(visible).__name__}")
     start, end, hole = scan(mask, visible)
@@ -123,7 +126,7 @@ def _fake(mask: Tensor, visible: bool) -> tuple[Tensor, Tensor, Tensor]:
     return start, torch.empty_like(start), mask.new_empty((), dtype=torch.int64)
 
 
-def start_from_done(done: Tensor, memory_len: int = 0, memory_done: Tensor | None = None) -> Tensor:
+def start_from_done(done: Tensor, memory_len: int, memory_done: Tensor | None = None) -> Tensor:
     """Return the first key of each query's own episode, for reinforcement learning where a segment
     holds several episodes (GTrXL, Parisotto et al. 2020).
 
@@ -131,7 +134,8 @@ def start_from_done(done: Tensor, memory_len: int = 0, memory_done: Tensor | Non
         done: bool [B, L], True at the last step of an episode, as `env.step` returns it. If you
             have flags `first` of first steps instead, shift them by one: `first[:, 1:]`, followed
             by a column of any value.
-        memory_len: M, the number of memory positions before the segment.
+        memory_len: M, the number of memory positions before the segment, 0 for none. It has no
+            default, because without it queries of a call with memory would see earlier episodes.
         memory_done: None if no episode ended in the memory, else the same flags for it, bool [B,
             M].
 

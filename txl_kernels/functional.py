@@ -245,7 +245,9 @@ def _attend(call: Call, backend: str | None, need_lse: bool) -> tuple[Tensor, An
     if call.start is not None or call.end is not None:
         call = checks.with_bounds(call)
     is_open = torch_state.is_plain(unprofiled=True)
-    prepared = prepare(call, backend) if is_open or not torch_state.is_traced() else None
+    prepared = None
+    if is_open or not torch_state.is_traced():
+        prepared, call = prepare(call, backend)
     name = choose(call, backend) if prepared is None else prepared.kernels.NAME
     if call.dropout_p > 0 or call.seed is not None:
         call = seeded(call)

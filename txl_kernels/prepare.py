@@ -5,6 +5,7 @@ A signature is everything that decides whether a call is valid and what runs it,
 its tensors, the seed, and the length M of the memory: as a cache grows, M differs at every call.
 """
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,17 @@ from torch import Tensor
 from txl_kernels import backends, checks, torch_state
 from txl_kernels.backends import KERNELS, cpu, reference, self_check
 from txl_kernels.backends.protocol import Prepared
-from txl_kernels.call import INPUTS, Call, inputs_of, is_bounded, needs_gradients, settings_of, tensors_of
+from txl_kernels.call import (
+    INPUTS,
+    SETTINGS,
+    Call,
+    changed,
+    inputs_of,
+    is_bounded,
+    needs_gradients,
+    settings_of,
+    tensors_of,
+)
 
 _SETTING_TYPES = (type(None), bool, int, float)
 _MAX_SIGNATURES = 4096
@@ -22,23 +33,39 @@ _MAX_KEYS = 2**22  # no limit of a backend is below
 _memo: dict[Any, Prepared] = {}  # by (signature, name of the backend or None, what for)
 
 
-def prepare(call: Call, backend: str | None) -> Prepared:
+def prepare(call: Call, backend: str | None) -> tuple[Prepared, Call]:
     """Return the preparation of a call of `rel_attention`, whose tensors and settings have not been
-    checked, with the given `backend`. Not for a call that is traced.
+    checked, with the given `backend`; and the call with settings of Python's own types. Not for a
+    call that is traced.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
         RuntimeError: the named backend cannot run the call; the message says why.
     """
     signed = signature(call)
-    key = (signed, backend if backend is None or type(backend) is str else str, "call")  # other types raise below
+    if signed is None:
+        call = _with_plain_settings(call)
+        signed = signature(call)
+    if backend is not None and type(backend) is not str:
+        backend = backends.check_name(backend)
+    key = (signed, backend, "call")
     prepared = _memo.get(key)
     if prepared is None:
         prepared = _prepared(backends.BACKENDS[choose(call, backend)], call, needs_gradients(call))
         prepared.is_ordinary = signed is not None
         if prepared.is_ordinary and _is_settled(prepared, call):
             _store(key, prepared)
-    return prepared
+    return prepared, call
+
+
+def _with_plain_settings(call: Call) -> Call:
+    """Return the call with numbers of other types (NumPy's) as int and float, which signatures
+    and kernels know."""
+    plain: dict[str, Any] = {}
+    for name, x in zip(SETTINGS, settings_of(call), strict=True):
+        if type(x) not in _SETTING_TYPES and isinstance(x, numbers.Real):
+            plain[name] = int(x) if isinstance(x, numbers.Integral) else float(x)
+    return changed(call, **plain) if plain else call
 
 
 def choose(call: Call, backend: str | None) -> str:

@@ -5,12 +5,11 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from txl_kernels.cache import KeyValueCache
 from txl_kernels.torch_state import is_recorded, versions
 
-_sharing: Any = WeakIdKeyDictionary()  # the caches that have a tensor `start`
+_caches: "WeakSet[StaticCache]" = WeakSet()
 
 
 class StaticCache(KeyValueCache):
@@ -49,7 +48,7 @@ class StaticCache(KeyValueCache):
         if not isinstance(start, Tensor) or start.dtype != torch.int32 or start.shape != (batch, 1):
             got = f"{start.dtype} {list(start.shape)}" if isinstance(start, Tensor) else type(start).__name__
             raise TypeError(f"start must be an int32 tensor [B, 1] = [{batch}, 1], got {got}")
-        for other in _sharing.get(start, ()):
+        for other in [x for x in _caches if x.start is start]:
             if other.mem_len != mem_len:
                 raise ValueError(
                     f"start must belong to caches of mem_len={mem_len} alone, got that of a cache of mem_len="
@@ -64,17 +63,12 @@ class StaticCache(KeyValueCache):
         super().__init__(r, batch, mem_len, *others, **options)
         if start.device != self.device:
             raise ValueError(f"start must be on the cache's device {self.device}, got {start.device}")
-        self._share()
-
-    def _share(self) -> None:
-        if self.start not in _sharing:
-            _sharing[self.start] = WeakSet()
-        _sharing[self.start].add(self)
+        _caches.add(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._not_lowered = ()  # a copied start has another version
-        self._share()
+        _caches.add(self)
 
     def _buffer(self, batch: int, width: int, dtype: torch.dtype | None, device: torch.device | str | None) -> Tensor:
         return torch.zeros(2, batch, self.n_kv_head, self.mem_len, width, dtype=dtype, device=device)

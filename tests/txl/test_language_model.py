@@ -1,5 +1,8 @@
 """`txl.load`: a run's best checkpoint, evaluated and generated from as by the commands."""
 
+import copy
+import dataclasses
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -143,3 +146,36 @@ def test_sentences_counted_as_released() -> None:
     want = [evaluate(model.model, np.array(stream, np.uint8), 0, Reading(9), batch=1).nats for stream in streams]
     assert score.tokens == 24
     assert score.nats == pytest.approx(sum(want) / 3, rel=1e-9)
+
+
+def test_an_engine_is_used_again(loaded: txl.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the next text of the same reading, but not by one that is read at the same time."""
+    made: list[object] = []
+    make = txl.language_model.make_reader
+    monkeypatch.setattr(txl.language_model, "make_reader", lambda *x: made.append(make(*x)) or made[-1])
+    fresh = dataclasses.replace(loaded)
+
+    def text(model: txl.LanguageModel, prompt: str) -> list[bytes]:
+        return list(model.stream(prompt, 40, seed=1))
+
+    want = [text(dataclasses.replace(loaded), x) for x in ("0123 follows", "0987 follows")]
+    del made[:]
+    assert [text(fresh, x) for x in ("0123 follows", "0987 follows", "0123 follows")] == [*want, want[0]]
+    assert len(made) == 1
+    both = [fresh.stream(x, 40, seed=1) for x in ("0123 follows", "0987 follows")]
+    assert list(zip(*both, strict=True)) == list(zip(*want, strict=True))
+    assert len(made) == 2
+    next(fresh.stream("0123 follows", 40))  # left in the middle
+    assert text(fresh, "0987 follows") == want[1]
+    assert len(made) == 2
+    copied = pickle.loads(pickle.dumps(fresh))
+    assert copied._kept == []
+    assert text(copied, "0987 follows") == want[1]
+
+
+def test_a_kept_engine_reads_the_present_parameters(loaded: txl.LanguageModel) -> None:
+    model = copy.deepcopy(loaded)
+    model.generate("0123 follows", 40, seed=1)
+    for p in model.model.parameters():
+        p.data.mul_(1.5)
+    assert model.generate("0123 follows", 40, seed=1) == copy.deepcopy(model).generate("0123 follows", 40, seed=1)

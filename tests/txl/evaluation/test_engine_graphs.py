@@ -284,7 +284,7 @@ def test_what_changes_after_the_capture_acts(
 
 
 def test_reset_computes_tables_of_parameters_that_no_version_tells_of(engines: list[Engine]) -> None:
-    """As replayed updates change them."""
+    """Replayed updates, for example, change parameters without a version."""
     replayed, eager = two_engines(engines)
     read_both(replayed, eager, 12)
     for p in replayed.model.parameters():

@@ -172,12 +172,13 @@ def test_mask_with_a_hole_is_refused() -> None:
 @pytest.mark.parametrize(
     ("mask", "error", "message"),
     [
-        (torch.ones(2, 3), TypeError, "mask must be a bool tensor, got torch.float32; for an additive mask .* mask == 0"),
+        (torch.ones(2, 3), TypeError, "mask must be a bool tensor, got torch.float32; .* mask == 0 for an additive mask"),
+        (torch.ones(2, 3).long(), TypeError, r"got torch.int64; pass mask.bool\(\) for a mask of 0 and 1 .*1 where"),
         (None, TypeError, "mask must be a bool tensor, got NoneType"),
         (torch.ones(3).bool(), ValueError, r"mask must be \[B, S\], .* got shape \[3\]"),
         (torch.ones(2, 2, 3, 3).bool(), ValueError, r"got shape \[2, 2, 3, 3\]"),
     ],
-    ids=["floats", "none", "one axis", "per head"],
+    ids=["floats", "integers", "none", "one axis", "per head"],
 )  # fmt: skip
 def test_bad_masks(mask: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):

@@ -1,6 +1,7 @@
 """The preparation of calls: what a repeated call costs in Python, and which calls share one."""
 
 import ast
+import enum
 import inspect
 import random
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cases import Case, as_fields, make_inputs
@@ -103,6 +105,53 @@ def test_repeated_calls_enter_few_python_functions(capsys: pytest.CaptureFixture
     own = {code for codes in counts.values() for code in codes if "txl_kernels" in code.co_filename}
     assert len(own) > 10
     assert [code.co_qualname for code in own if code.co_name != "<lambda>" and length_of(code) > 80] == []
+
+
+class Named(str, enum.Enum):
+    """Names of backends as a user's enum."""
+
+    NATIVE = "native"
+    REFERENCE = "reference"
+
+
+@needs_native
+def test_a_name_of_a_subclass_of_str_is_its_own_backend() -> None:
+    """After a call of the same signature with another one; only the reference has a second
+    derivative."""
+
+    def second_derivative(backend: Any) -> None:
+        call = a_call(requires_grad=True)
+        (grad,) = torch.autograd.grad(rel_attention(**call, backend=backend).sum(), call["q"], create_graph=True)
+        torch.autograd.grad(grad.square().sum(), call["q"])
+
+    with pytest.raises(RuntimeError, match=r"twice|double backward|second"):
+        second_derivative(Named.NATIVE)
+    second_derivative(Named.REFERENCE)
+    with pytest.raises(TypeError, match=r"backend must be None or one of .*, got int"):
+        second_derivative(5)
+    with pytest.raises(TypeError, match=r"backend must be None or one of .*, got list"):
+        second_derivative(["native"])
+    assert type(RelAttention(16, 2, backend=Named.NATIVE).backend) is str
+
+
+@needs_native
+@pytest.mark.parametrize("settings", [
+    {"scale": 0.25}, {"softcap": 30.0}, {"dropout_p": 0.0}, {"window": 5}, {"zero_row": 3},
+    {"window": (3, 2), "causal": False, "zero_row": 8}, {"scale": 0.25, "position_scale": 0.5},
+], ids=str)  # fmt: skip
+def test_numbers_of_numpy_are_prepared_as_those_of_python(settings: dict[str, Any]) -> None:
+    """A repeated call enters at most twice as many functions; its result is the same."""
+
+    def of_numpy(x: Any) -> Any:
+        kinds = {int: np.int64, float: np.float64, tuple: lambda x: tuple(map(np.int32, x))}
+        return kinds.get(type(x), lambda x: x)(x)
+
+    plain, numpy = settings, {name: of_numpy(x) for name, x in settings.items()}
+    inputs = a_call() | {"r": torch.randn(2, 40, a_call()["q"].size(-1))}
+    outs = [rel_attention(**(inputs | given)) for given in (plain, numpy)]
+    assert torch.equal(*outs)
+    counts = [len(entered(lambda given=given: rel_attention(**(inputs | given)))) for given in (plain, numpy)]
+    assert counts[1] <= 2 * counts[0]
 
 
 @pytest.mark.usefixtures("signature_by")
