@@ -178,6 +178,21 @@ def _regular(descriptor: int) -> int:
 
 
 @contextmanager
+def utf8_path(path: Path) -> Iterator[Path]:
+    """Yield a path of a file that is valid UTF-8, for libraries that take no other: its own, or
+    that of a descriptor, while the block runs.
+
+    Raises:
+        OSError: as `open_regular`.
+    """
+    if str(path).encode(errors="ignore").decode() == str(path):
+        yield path
+    else:
+        with open_regular(path) as file:
+            yield Path(f"/dev/fd/{file.fileno()}")
+
+
+@contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Raise each OSError of the block again with the name of `path`, which `write` and `fsync`
     omit."""

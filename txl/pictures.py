@@ -85,22 +85,18 @@ def draw_loss(entries: Sequence[Mapping[str, Any]], path: AnyPath, unit: str) ->
     save(figure, path)
 
 
-def draw_lengths(scores: Sequence[tuple[int, float, float]], path: AnyPath) -> None:
-    """Draw bits per character and tokens a second against the attention length.
+def draw_lengths(scores: Sequence[tuple[int, float]], path: AnyPath) -> None:
+    """Draw bits per character against the attention length.
 
-    scores: (attention length, bits per character, tokens a second). path: the PNG file.
+    scores: (attention length, bits per character). path: the PNG file.
     """
-    lengths, bpc, speeds = zip(*scores, strict=True)
+    lengths, bpc = zip(*scores, strict=True)
     figure = new_figure()
-    left = figure.add_subplot()
-    right = left.twinx()
-    left.plot(lengths, bpc, "o-", color="C0", label="bits per character")
-    right.plot(lengths, speeds, "s--", color="C1", label="tokens/s")
-    left.set_xscale("log", base=2)
-    left.set_xticks(lengths, [str(n) for n in lengths])
-    left.minorticks_off()
-    left.set(xlabel="attention length", ylabel="bits per character", title="Cached memory, on the test split")
-    right.set(ylabel="tokens/s", ylim=(0, None))
-    left.grid(alpha=0.3)
-    left.legend(handles=[*left.lines, *right.lines], loc="upper center")
+    axes = figure.add_subplot()
+    axes.plot(lengths, bpc, "o-", color="C0")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [str(n) for n in lengths])
+    axes.minorticks_off()
+    axes.set(xlabel="attention length", ylabel="bits per character", title="Cached memory, on the test split")
+    axes.grid(alpha=0.3)
     save(figure, path)

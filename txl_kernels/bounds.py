@@ -6,10 +6,8 @@ from torch import Tensor
 
 from txl_kernels.backends import cpu
 from txl_kernels.checks import check_integer, to_int32
+from txl_kernels.library import define
 from txl_kernels.torch_state import exporting
-
-_library = torch.library.Library("txl_kernels", "FRAGMENT")
-_library.define("intervals(Tensor mask, bool visible) -> (Tensor, Tensor, Tensor)")
 
 
 def intervals(mask: Tensor, *, visible: bool, check: bool = True) -> tuple[Tensor, Tensor]:
@@ -116,14 +114,18 @@ def _on_cpu(mask: Tensor, visible: bool) -> tuple[Tensor, Tensor, Tensor]:
     return start, end, torch.tensor(hole, dtype=torch.int64, device=mask.device)
 
 
-_library.impl("intervals", _in_torch, "CompositeExplicitAutograd")
-_library.impl("intervals", _on_cpu, "CPU")
-
-
-@torch.library.register_fake("txl_kernels::intervals")
 def _fake(mask: Tensor, visible: bool) -> tuple[Tensor, Tensor, Tensor]:
     start = mask.new_empty(mask.shape[:2], dtype=torch.int32)
     return start, torch.empty_like(start), mask.new_empty((), dtype=torch.int64)
+
+
+def _implement(library: torch.library.Library) -> None:
+    library.impl("intervals", _in_torch, "CompositeExplicitAutograd")
+    library.impl("intervals", _on_cpu, "CPU")
+    torch.library.register_fake("txl_kernels::intervals", _fake, lib=library)
+
+
+define("intervals(Tensor mask, bool visible) -> (Tensor, Tensor, Tensor)", implement=_implement)
 
 
 def start_from_done(done: Tensor, memory_len: int, memory_done: Tensor | None = None) -> Tensor:

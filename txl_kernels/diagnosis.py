@@ -2,6 +2,7 @@
 
 import platform
 import sys
+import sysconfig
 import time
 import warnings
 
@@ -89,8 +90,9 @@ def _taken(device: torch.device, dtype: torch.dtype) -> str:
 def report() -> str:
     """Return the report: versions, devices, and for each backend and device the dtypes that it
     supports, or why it supports none."""
+    threads = " free-threaded" if sysconfig.get_config_var("Py_GIL_DISABLED") else ""
     lines = [
-        f"txl_kernels {txl_kernels.__version__}, torch {torch.__version__}, Python {platform.python_version()}, "
+        f"txl_kernels {txl_kernels.__version__}, torch {torch.__version__}, Python {platform.python_version()}{threads}, "
         f"{platform.system()} {platform.machine()}",
         f"imported from {txl_kernels.__path__[0]}, run by {sys.executable}",
     ]
@@ -111,4 +113,4 @@ def report() -> str:
                 taken += f" and {_taken(device, torch.bfloat16)} for bfloat16, with gradients"
             lines.append(f"  {taken}")
     lines += ["\nnative module:", *_native_lines(), "\ncuda module:", *_cuda_lines()]
-    return "\n".join(lines)
+    return "\n".join(lines).encode(errors="backslashreplace").decode()  # a path may be none that can be printed

@@ -67,8 +67,12 @@ def _pairs(call: Any) -> int:
 
 
 def _register(counter: ModuleType) -> None:
-    counter.register_flop_formula(torch.ops.txl_kernels.rel_attention)(_forward)
-    counter.register_flop_formula(torch.ops.txl_kernels.rel_attention_backward)(_backward)
+    for operator, formula in (
+        (torch.ops.txl_kernels.rel_attention, _forward),
+        (torch.ops.txl_kernels.rel_attention_backward, _backward),
+    ):
+        if operator not in counter.flop_registry:  # by an earlier import of the package in this process
+            counter.register_flop_formula(operator)(formula)
 
 
 class _WhenImported(MetaPathFinder, Loader):

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels import checks, torch_state
+from txl_kernels import checks, library, torch_state
 from txl_kernels.backends.protocol import Prepared
 from txl_kernels.call import (
     ALL,
@@ -41,12 +41,13 @@ _FIELDS = ", ".join(f"{_SCHEMA_TYPES[kind]} {name}" for name, kind in Call.__ann
 _GRADIENTS = ", ".join(["Tensor"] * len(INPUTS))
 
 
-class _Derivatives(torch.library.Library):
+class _Library(torch.library.Library):
     """A library whose autograd kernels raise for forward-mode AD. Those of register_autograd would
     drop the tangents of inputs that do not require gradients."""
 
-    def impl(self, op_name: Any, fn: Any, *key: Any, **options: Any) -> None:
-        super().impl(op_name, _without_tangents(fn), *key, **options)  # type: ignore[no-untyped-call]
+    def impl(self, op_name: Any, fn: Any, dispatch_key: Any = "", **options: Any) -> None:
+        kernel = _without_tangents(fn) if dispatch_key == "Autograd" else fn
+        super().impl(op_name, kernel, dispatch_key, **options)  # type: ignore[no-untyped-call]
 
 
 def _without_tangents(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,12 +75,6 @@ def _no_forward_mode(ctx: Any = None, *grads: Any) -> Any:
 
 
 _operators = torch.ops.txl_kernels
-_library = torch.library.Library("txl_kernels", "DEF")
-_library.define(f"rel_attention({_FIELDS}, str backend) -> (Tensor, Tensor)")
-_library.define(
-    "rel_attention_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, "
-    f"{_FIELDS}, str backend, bool[{len(INPUTS)}]? output_mask=None) -> ({_GRADIENTS})"
-)
 
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor | None]:
@@ -112,16 +107,10 @@ def _parts(arguments: tuple[Any, ...]) -> tuple[Call, str, Wanted]:
     return Call(*fields), backend, ALL if mask is None else mask
 
 
-_library.impl("rel_attention", _forward, "CompositeExplicitAutograd")
-_library.impl("rel_attention_backward", _backward, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake("txl_kernels::rel_attention")
 def _forward_fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return empty_out(q, v), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@torch.library.register_fake("txl_kernels::rel_attention_backward")
 def _backward_fake(dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     call, _, wanted = _parts(arguments)
     return _without_none(call, empty_gradients(call, wanted))
@@ -198,13 +187,6 @@ def _no_second_derivative(ctx: Any, *grads: Any) -> None:
     )
 
 
-_derivatives = _Derivatives("txl_kernels", "FRAGMENT")  # type: ignore[no-untyped-call]
-torch.library.register_autograd(
-    "txl_kernels::rel_attention", _gradients, setup_context=_setup_context, lib=_derivatives
-)
-torch.library.register_autograd("txl_kernels::rel_attention_backward", _no_second_derivative, lib=_derivatives)
-
-
 def _one_by_one(operator: Any) -> Callable[..., Any]:
     """Return a vmap rule that calls the operator once for each example."""
 
@@ -222,8 +204,27 @@ def _one_by_one(operator: Any) -> Callable[..., Any]:
     return rule
 
 
-for _name in ("rel_attention", "rel_attention_backward"):
-    torch.library.register_vmap(f"txl_kernels::{_name}", _one_by_one(getattr(_operators, _name).default), lib=_library)
+def _implement(made: torch.library.Library) -> None:
+    """Add everything that torch needs to know of the operators to their library."""
+    forward, backward = (f"txl_kernels::{name}" for name in ("rel_attention", "rel_attention_backward"))
+    made.impl("rel_attention", _forward, "CompositeExplicitAutograd")
+    made.impl("rel_attention_backward", _backward, "CompositeExplicitAutograd")
+    torch.library.register_fake(forward, _forward_fake, lib=made)
+    torch.library.register_fake(backward, _backward_fake, lib=made)
+    torch.library.register_autograd(forward, _gradients, setup_context=_setup_context, lib=made)
+    torch.library.register_autograd(backward, _no_second_derivative, lib=made)
+    for name in (forward, backward):
+        operator = getattr(_operators, name.partition("::")[2]).default
+        torch.library.register_vmap(name, _one_by_one(operator), lib=made)
+
+
+library.define(
+    f"rel_attention({_FIELDS}, str backend) -> (Tensor, Tensor)",
+    "rel_attention_backward(Tensor dout, Tensor? dlse, Tensor out, Tensor lse, "
+    f"{_FIELDS}, str backend, bool[{len(INPUTS)}]? output_mask=None) -> ({_GRADIENTS})",
+    implement=_implement,
+    of=_Library,
+)
 
 
 class _ForwardForFunctorch(torch.autograd.Function):

@@ -12,9 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from txl_kernels.call import Call, changed
 from txl_kernels.checks import check_seed
-
-_library = torch.library.Library("txl_kernels", "FRAGMENT")
-_library.define("new_seed(Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+from txl_kernels.library import define
 
 
 def new_seed(device: torch.device) -> Tensor:
@@ -56,8 +54,12 @@ def _draw_to_keep(device: torch.device) -> Tensor:
             meta["recompute"] = before
 
 
-# A graph does not contain a composite operator, but the operators that it calls: here torch's
-# randint, which every graph pass treats as random. vmap handles randomness by itself, where it
-# meets the operator.
-for _key in ("CompositeImplicitAutograd", "FuncTorchVmapMode"):
-    _library.impl("new_seed", _draw_to_keep, _key)
+def _implement(library: torch.library.Library) -> None:
+    # A graph does not contain a composite operator, but the operators that it calls: here torch's
+    # randint, which every graph pass treats as random. vmap handles randomness by itself, where it
+    # meets the operator.
+    for key in ("CompositeImplicitAutograd", "FuncTorchVmapMode"):
+        library.impl("new_seed", _draw_to_keep, key)
+
+
+define("new_seed(Device device) -> Tensor", implement=_implement, tags=(torch.Tag.nondeterministic_seeded,))

@@ -5,6 +5,7 @@ import copy
 import importlib.util
 import inspect
 import pickle
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import nn
 
 from implementations import bare_peers
 from implementations.peer_cases import answer
-from txl_kernels.integrations import Accelerated, accelerate, explain, register_copy, source_hash
+from txl_kernels.integrations import Accelerated, accelerate, explain, register_copy, restore, source_hash
 
 
 def vendored(original: type, folder: Path, change: Callable[[str], str]) -> Any:
@@ -214,6 +215,64 @@ def test_register_copy(tmp_path: Path, registered: None) -> None:
         register_copy(type(other), of="ESPnet")
     with pytest.raises(TypeError, match=r"kind must be a subclass of torch\.nn\.Module"):
         register_copy(other, of="ESPnetRelPosition")  # type: ignore[arg-type]
+
+
+def test_class_whose_module_is_not_in_sys_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that torch.package or cloudpickle has loaded has no source that inspect finds."""
+    _, other = moved("nemo", tmp_path)
+    monkeypatch.delitem(sys.modules, type(other).__module__)
+    assert "but with code of its own" in explain(other)
+    with pytest.warns(UserWarning, match="but with code of its own"):
+        assert not accelerate(other).accelerated
+    with pytest.raises(OSError, match=r"mine is not in sys\.modules"):
+        register_copy(type(other), of="NeMoRelPosition")
+    assert "tried out as NeMoRelPosition" in str(accelerate(other, strict=True, verify=True))
+
+
+@pytest.mark.parametrize("name", ["nemo", "enformer", "zipformer"])
+def test_accelerated_module_does_not_need_its_own_in_sys_modules(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """These adapters call functions of the original's module: Zipformer's in training."""
+    case = case_of(name)
+    if name == "zipformer":
+        case.module.train().weights.in_proj.weight.data.mul_(15)
+    monkeypatch.setattr(random, "random", lambda: 0.05)
+    want = answer(case)
+    report = accelerate(case.module, strict=True)
+    for module in report.accelerated:
+        monkeypatch.delitem(sys.modules, type(module.module).original.__module__)
+    torch.testing.assert_close(answer(case), want, atol=2e-5, rtol=1e-4)
+
+
+def test_each_class_of_a_module_that_is_loaded_again_is_restored(tmp_path: Path, registered: None) -> None:
+    """importlib.reload, for example: then classes of the same names exist twice."""
+    _, older = moved("nemo", tmp_path)
+    kind = type(older)
+    register_copy(kind, of="NeMoRelPosition")
+    accelerate(older, strict=True)
+    _, newer = moved("nemo", tmp_path)
+    another = copy.deepcopy(older)
+    restore(another)
+    accelerate(newer, strict=True)
+    accelerate(another, strict=True)
+    assert type(another) is type(older)
+    assert type(newer) is not type(older)
+    assert type(pickle.loads(pickle.dumps(newer))) is type(newer)
+    for module in (older, newer, another):
+        original = type(module).original
+        assert restore(module) == 1
+        assert type(module) is original
+    assert type(older) is kind
+    assert type(newer) is not kind
+
+
+def test_nested_classes_pickle(tmp_path: Path) -> None:
+    _, other = moved("nemo", tmp_path)
+    beside, kind = sys.modules[type(other).__module__], type(other)
+    source_hash(kind)  # which keeps the source
+    kind.__qualname__ = f"Outer.{kind.__name__}"
+    beside.Outer = type("Outer", (), {kind.__name__: kind})
+    accelerate(other, strict=True)
+    assert type(pickle.loads(pickle.dumps(other))) is type(other)
 
 
 def test_plain_attention_is_not_recognised() -> None:

@@ -1,11 +1,12 @@
 """`accelerate(model, window=...)` gives what a model's own attention gives if a mask hides the
 rest."""
 
+import random
 from unittest import mock
 
 import pytest
 import torch
-from layer_helpers import case_of
+from layer_helpers import both, case_of, compare
 from torch import nn
 
 from implementations import bare_peers
@@ -93,3 +94,44 @@ def test_fallbacks_raise() -> None:
     accelerate(case.module, strict=True, window=(8, 8))
     with pytest.raises(RuntimeError, match=r"window=\(8, 8\)\) holds for the kernels alone.*a mask with holes"):
         answer(case)
+
+
+@pytest.mark.parametrize("factor", [0.5, 15.0])
+def test_zipformer_trains_with_a_window(factor: float) -> None:
+    """With its random penalties of large scores, which pairs outside the window get, too, and with
+    calls without positions."""
+    theirs, ours = case_of("zipformer", "limited"), case_of("zipformer", "none")
+    for case in (theirs, ours):
+        case.module.train()
+        case.module.weights.pos_emb_skip_rate.default = 0.3
+        case.module.weights.in_proj.weight.data.mul_(factor)
+    report = accelerate(ours.module, strict=True, window=WINDOW)
+    for seed in range(30):
+        found, states = [], []
+        for case in (theirs, ours):
+            random.seed(seed)
+            found.append(both(case))
+            states.append(random.getstate())
+        compare(found[1], found[0])
+        assert states[0] == states[1]
+    assert set(report.fallbacks) == (
+        {"a penalty on large scores, which training adds to some calls"} if factor > 1 else set()
+    )
+
+
+@pytest.mark.parametrize("positions", [True, False])
+def test_zipformers_weights_are_those_of_the_window(positions: bool) -> None:
+    """Training makes some of them constant where they are not 0."""
+    theirs, ours = case_of("zipformer", "limited"), case_of("zipformer", "none")
+    accelerate(ours.module, strict=True, window=WINDOW)
+    found = []
+    for case in (theirs, ours):
+        case.module.train()
+        case.module.weights.pos_emb_skip_rate.default = 0.0 if positions else 1.0
+        with (
+            mock.patch.object(case.module, "forward", case.module.weights.forward),
+            mock.patch.object(random, "random", return_value=0.5),
+        ):
+            found.append(case.call(case.module, case.x))
+    torch.testing.assert_close(found[1] + 0, found[0], atol=1e-6, rtol=1e-4)
+    assert torch.equal(found[1] > 0, found[0] > 0)

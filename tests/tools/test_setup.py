@@ -37,6 +37,27 @@ def build(folder: Path, cxx: str | None) -> tuple[subprocess.CompletedProcess[st
     return done, note.read_text(encoding="utf-8").strip() if note.exists() else None
 
 
+@pytest.mark.skipif(
+    not (COMPILER and shutil.which("cmake") and shutil.which("ninja")), reason="needs the tools to build"
+)
+def test_build_in_a_folder_with_commas_and_parentheses(tmp_path: Path) -> None:
+    """With empty sources, by the compiler's and the linker's real commands."""
+    pytest.importorskip("pybind11")
+    tree = tmp_path / "Smith, John, txl-kernels (1) @a@ & é"
+    shutil.copytree(ROOT / "csrc", tree / "csrc")
+    for file in (tree / "csrc").rglob("*.cpp"):
+        file.write_text("")
+    for name in ("CMakeLists.txt", "README.md", "pyproject.toml", "setup.py", "txl_kernels/backends/source_hash.py"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
+    command = [sys.executable, "setup.py", "-q", "build_ext", "-b", "lib", "-t", "temp"]
+    environment = os.environ | {"TXL_KERNELS_CUDA": "off", "CMAKE_ARGS": ""}
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-1000:]
+    built = {file.name.partition(".")[0] for file in (tree / "lib" / "txl_kernels").iterdir()}
+    assert built >= {"_native", "libtxl_cpu", "libtxl_onnx"}
+
+
 @pytest.mark.parametrize("cxx", [None, "", "  "])
 def test_default_compiler(tmp_path: Path, cxx: str | None) -> None:
     done, note = build(tmp_path, cxx)

@@ -117,6 +117,7 @@ def test_corpora(whole: Path, tmp_path: Path, name: str) -> None:
         assert [len(found.split(name)) for name in SPLITS] == [len(want.split(name)) for name in SPLITS]
         found.verify()
         assert (found.fingerprint, found.vocabulary) == (want.fingerprint, want.vocabulary)
+        assert (found.rule, found.source) == (want.rule, want.source)
         assert all(np.array_equal(found.split(name), want.split(name)) for name in SPLITS)
 
     for_any_damage(tmp_path / "c" / name, 150, check)

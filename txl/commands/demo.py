@@ -64,7 +64,7 @@ def demo_command(
     say(f"\nDone in {(time.perf_counter() - began) / 60:.1f} minutes.")
     drawn = ""
     if not_drawn is None:
-        draw_lengths([(s.attn_len, s.bpc, s.tokens_per_s) for s in cached], folder / "memory.png")
+        draw_lengths([(s.attn_len, s.bpc) for s in cached], folder / "memory.png")
         drawn = ", loss.png, memory.png"
     say(f"In {folder}: log.jsonl, best.safetensors{drawn}")
     if not_drawn:
@@ -116,7 +116,7 @@ def show_lengths(saved: LanguageModel, corpus: data.Corpus, tgt_len: int) -> lis
         *(("cached memory" + " (training)" * (n == trained), Reading(n, method="cached")) for n in lengths),
     ]
     say("Measuring what memory is worth, on the test split")
-    columns = "read", "attention\nlength", "bpc", "gain over\nsegments", "tokens/s"  # fit in 80 columns
+    columns = "read", "attention\nlength", "bpc", "gain over\nsegments"
     table = Table(*columns, title="What memory is worth (test split)")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -125,14 +125,22 @@ def show_lengths(saved: LanguageModel, corpus: data.Corpus, tgt_len: int) -> lis
         with evaluation_progress(f"{name}, {reading.attn_len}", min(EVAL_TOKENS, len(corpus.test))) as progress:
             s = saved.evaluate(corpus.test, reading, limit=EVAL_TOKENS, progress=progress)
         gain = f"{scores[0].bpc - s.bpc:+.3f}" if scores else ""
-        table.add_row(name, str(s.attn_len), f"{s.bpc:.3f}", gain, f"{s.tokens_per_s:,.0f}")
+        table.add_row(name, str(s.attn_len), f"{s.bpc:.3f}", gain)
         scores.append(s)
     console.print(table)
     bare, slid, *cached = scores
     best = min(cached, key=lambda s: s.nats)
-    say(
-        f"On the first {bare.tokens:,} tokens, memory gains {bare.bpc - best.bpc:.3f} bpc over segments without it: "
-        f"{bare.bpc - slid.bpc:.3f} because no token begins blind (context fragmentation), {slid.bpc - best.bpc:.3f} "
-        "because it reaches further than a segment. The window pays for the first with its speed."
-    )
+    lines = [
+        f"On the first {bare.tokens:,} tokens, memory {_gains(bare, best)} over segments without it, at its best attention "
+        f"length, {best.attn_len:,}.",
+        f"The window, in which no token begins blind (context fragmentation), {_gains(bare, slid)} and pays with its speed.",
+    ]
+    if best.attn_len > tgt_len:
+        lines.append(f"Memory, which reaches further than a segment, {_gains(slid, best)} over the window.")
+    say(" ".join(lines))
     return cached
+
+
+def _gains(before: Score, after: Score) -> str:
+    change = round(before.bpc - after.bpc, 3)
+    return f"{'gains' if change >= 0 else 'loses'} {abs(change):.3f} bpc"

@@ -22,7 +22,7 @@ from txl import fields, pictures, recipes
 from txl.commands.console import Device, console, in_panel, one_line, pick_device, reason, say, tell, training_progress
 from txl.distributed import World, joined, local_device, lost_peer, settle
 from txl.errors import Interrupted, TxlError
-from txl.model.config import Config, ModelConfig, RecurrentConfig, config_from_json
+from txl.model.config import Config, ModelConfig, RecurrentConfig, config_from_json, of_other_encodings
 from txl.model.transformer import TransformerXL, count_parameters
 from txl.text import corpus as data
 from txl.text.datasets import PrepareOptions
@@ -156,7 +156,10 @@ def new_run(
     # Only the first process prepares: two at once would write to one folder.
     corpus = data.load(world.first_does(lambda: data.open_corpus(source, folder / "corpus", rule, known).folder))
     base = recipe.model | {"vocab_size": len(corpus.vocabulary)} if begun is None else begun.config.to_json()
-    model = config_from_json(base | _fields_of(ModelConfig, options))
+    chosen = _fields_of(ModelConfig, options)
+    if begun is None and "encoding" in chosen:  # what the recipe sets for its own is left out
+        base = {name: x for name, x in base.items() if name not in of_other_encodings(chosen["encoding"])}
+    model = config_from_json(base | chosen)
     config = TrainConfig(**(recipe.train | _fields_of(TrainConfig, options)))
     if options["ema_decay"] is not None and config.average != "ema":
         raise TxlError(f"--ema-decay is for --average ema, not {config.average}; leave it out")

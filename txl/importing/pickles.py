@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from txl.errors import TxlError
+from txl.paths import utf8_path
 
 _REFUSED = (
     pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.BYTEARRAY8, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER, pickle.NEWOBJ_EX
@@ -281,7 +282,8 @@ def tensors(path: Path) -> dict[str, Tensor]:
         TxlError: it is damaged, or holds other objects than tensors; the message names the file.
     """
     try:
-        found: Any = load_file(path) if path.suffix == ".safetensors" else load(path)
+        with utf8_path(path) as name:
+            found: Any = load_file(name) if path.suffix == ".safetensors" else load(path)
     except (SafetensorError, OSError, TxlError) as error:
         raise TxlError(f"{path.name}: cannot be read: {error}") from error
     if not isinstance(found, dict) or not all(isinstance(x, Tensor) for x in found.values()):

@@ -17,6 +17,13 @@ MAX_LAYERS, MAX_SIZE = 10_000, 2**31 - 1  # larger values are mistakes
 _SIZE = (1, MAX_SIZE)
 
 
+def of_other_encodings(encoding: str) -> set[str]:
+    """Return the fields of `ModelConfig` that a model with this encoding leaves at their
+    defaults."""
+    names = set() if encoding in TABLES else {"table_len"}
+    return names if encoding == "relative" else names | {"clamp_len", "untie_r"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class NetworkConfig:
     """Embeddings, softmax and dropout of a network; names are those of the paper's released code.

@@ -18,7 +18,7 @@ from txl.errors import TxlError
 from txl.fields import from_values
 from txl.paths import AnyPath, new_folder, open_regular, read_bytes, read_text, remove_leftovers
 from txl.text.datasets import RULES, PrepareOptions, choose
-from txl.text.preparing import FORMAT, META, NAMES, VOCABULARY, make_vocabulary, write_corpus
+from txl.text.preparing import FORMAT, META, NAMES, VOCABULARY, checksum, make_vocabulary, write_corpus
 from txl.text.readers import SPLITS, Reader, Source
 from txl.text.vocabulary import Tokens, Vocabulary, from_file, token_dtype
 
@@ -211,6 +211,10 @@ def _opened(folder: Path, values: Any) -> Corpus:
             are damaged.
     """
     meta = from_values(Meta, values)
+    files = {"vocabulary", *SPLITS}
+    # Corpora that were prepared before this checksum existed have none.
+    if meta.sha256.keys() != files and (meta.sha256.keys() != {*files, META} or meta.sha256[META] != checksum(values)):
+        raise ValueError(f"{META} is not as it was written")
     content = read_bytes(folder / VOCABULARY)
     if hashlib.sha256(content).hexdigest() != meta.sha256["vocabulary"]:
         raise ValueError(f"{VOCABULARY} is not the one it was made with")

@@ -137,7 +137,7 @@ def write_corpus(folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rul
     content = vocabulary.to_file()
     (folder / VOCABULARY).write_bytes(content)
     hashes = {"vocabulary": hashlib.sha256(content)} | {name: split.hash for name, split in splits.items()}
-    meta = {
+    meta: dict[str, Any] = {
         "format": FORMAT,
         "rule": rule.name,
         "source": reader.description,
@@ -145,7 +145,14 @@ def write_corpus(folder: Path, reader: Reader, vocabulary: Vocabulary, rule: Rul
         "sha256": {name: hash.hexdigest() for name, hash in hashes.items()},
         "tokens": {name: split.items for name, split in splits.items()},
     }
+    meta["sha256"] = meta["sha256"] | {META: checksum(meta)}
     (folder / META).write_text(json.dumps(meta, indent=2))
+
+
+def checksum(meta: dict[str, Any]) -> str:
+    """Return the SHA-256 of the values of corpus.json, without its own."""
+    hashes = {name: x for name, x in meta["sha256"].items() if name != META}
+    return hashlib.sha256(json.dumps(meta | {"sha256": hashes}, sort_keys=True).encode()).hexdigest()
 
 
 def _encoded(reader: Reader, vocabulary: Vocabulary) -> Iterator[tuple[int, Tokens]]:

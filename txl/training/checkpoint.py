@@ -17,7 +17,7 @@ from txl.errors import TxlError
 from txl.fields import COUNT, check_ranges, from_values
 from txl.model import Network, as_transformer, make_network
 from txl.model.config import Config, config_from_json
-from txl.paths import AnyPath, replaced
+from txl.paths import AnyPath, replaced, utf8_path
 from txl.text.vocabulary import Vocabulary, from_file
 from txl.training.config import TrainConfig
 
@@ -194,7 +194,7 @@ def load(path: AnyPath) -> Checkpoint:
     if not path.is_file():
         raise TxlError(f"{path}: no such checkpoint")
     try:
-        with safe_open(path, framework="pt") as file:
+        with utf8_path(path) as name, safe_open(name, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:

@@ -364,4 +364,7 @@ def _summary_writer(folder: Path) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise TxlError('--tensorboard needs a package: pip install "txl-kernels[tensorboard]"') from error
-    return SummaryWriter(str(folder))
+    try:
+        return SummaryWriter(str(folder))
+    except UnicodeEncodeError as error:
+        raise TxlError(f"{folder}: --tensorboard cannot write to a folder whose name is not UTF-8") from error

@@ -10,14 +10,15 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
+import os
 import re
 import sys
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.parse import unquote_to_bytes, urlsplit
 
 import torch
 
@@ -74,7 +75,9 @@ def _import(name: str, file: Path) -> Any:
         ImportError: one of both cannot be loaded, or they are of different sources.
     """
     # For a name that it knows pybind11 returns the same module again, even if the file is another.
-    spec = importlib.util.spec_from_file_location(f"txl_kernels in {file.parent}.{name}", file)
+    # A name is stored as UTF-8, which a path cannot always be.
+    folder = str(file.parent).encode(errors="backslashreplace").decode()
+    spec = importlib.util.spec_from_file_location(f"txl_kernels in {folder}.{name}", file)
     assert spec is not None  # the file has the suffix of an extension module
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -143,7 +146,7 @@ def _installed() -> Iterator[Path]:
     for distribution in importlib.metadata.distributions(name="txl-kernels") if in_source_tree() else ():
         origin = json.loads(distribution.read_text("direct_url.json") or "{}")  # pip writes it
         if origin.get("dir_info", {}).get("editable"):
-            folder = Path(url2pathname(urlsplit(origin["url"]).path)) / "txl_kernels"
+            folder = Path(os.fsdecode(unquote_to_bytes(urlsplit(origin["url"]).path))) / "txl_kernels"
         else:
             folder = Path(str(distribution.locate_file("txl_kernels")))
         if folder.resolve() != PACKAGE:
@@ -160,12 +163,13 @@ def _left_behind(language: str, file: Path) -> str:
 
 
 def _nowhere(name: str, language: str) -> str:
-    versions = [re.search(r"\.cpython-3(\d+)-", file.name) for file in PACKAGE.glob(f"{name}.*")]
+    versions = [re.search(r"\.cpython-3(\d+)(t?)-", file.name) for file in PACKAGE.glob(f"{name}.*")]
     if any(versions):
-        others = ", ".join(f"3.{minor}" for minor in sorted(int(x[1]) for x in versions if x))
+        others = ", ".join(_version(*x) for x in sorted((int(x[1]), x[2] == "t") for x in versions if x))
+        own = _version(sys.version_info.minor, bool(sysconfig.get_config_var("Py_GIL_DISABLED")))
         return (
-            f"{PACKAGE} has a {language} module for CPython {others}; it has none for CPython "
-            f"{sys.version_info.major}.{sys.version_info.minor}: `pip install .` in a source tree builds it"
+            f"{PACKAGE} has a {language} module for CPython {others}; it has none for CPython {own} on "
+            f"{sysconfig.get_platform()}: `pip install .` in a source tree builds it"
         )
     if in_source_tree():
         return (
@@ -173,3 +177,7 @@ def _nowhere(name: str, language: str) -> str:
             "package has it: `pip install .` in this tree builds it"
         )
     return f"the {language} module is not in {PACKAGE}; install the package again"
+
+
+def _version(minor: int, is_free_threaded: bool) -> str:
+    return f"3.{minor}{' free-threaded' if is_free_threaded else ''}"

@@ -335,7 +335,7 @@ def restore(model: nn.Module) -> int:
             raise RuntimeError(
                 f"{label} has a forward of the instance's, replaced since it was accelerated: undo that first"
             )
-        if type(module) is not accelerated_class(module.peer, module.original):
+        if "original" not in vars(type(module)):  # a class derived from the accelerated one
             raise RuntimeError(
                 f"{label} is now a {path_of(type(module))}: undo what changed its class since it was accelerated"
             )

@@ -42,6 +42,7 @@ class Accelerated:
             those in the original's module that its code names.
         replaced: the original's method that the adapter's replaces. If the class has another now,
             the original runs.
+        beside: the module that defines this method, for the functions that it calls.
     """
 
     original: ClassVar[type]
@@ -51,6 +52,7 @@ class Accelerated:
     skips: ClassVar[tuple[str, ...]] = ()
     forwards: ClassVar[Mapping[type, Any]] = {}
     replaced: ClassVar[Any] = None
+    beside: ClassVar[Any] = None
 
     @staticmethod
     def settings_from(ancestors: Sequence[nn.Module]) -> dict[str, Any]:
@@ -102,17 +104,21 @@ class Accelerated:
         Raises:
             RuntimeError: `accelerate` was given a window, which the original code would ignore.
         """
+        self.check_fallback(why)
         self.count_fallback(why)
         return getattr(self.original, self.method)(self, *args, **kwargs)
 
-    def count_fallback(self, why: str) -> None:
-        """Count a call that is computed as the original code does it, as `fall_back` describes."""
+    def check_fallback(self, why: str) -> None:
+        """Check that the original code may answer a call, as `fall_back` describes."""
         window = self.setting("window")
         if window is not None:
             raise RuntimeError(
                 f"accelerate(model, window={window}) holds for the kernels alone, and here the original must answer "
                 f"({why}): accelerate(model) without a window lets it"
             )
+
+    def count_fallback(self, why: str) -> None:
+        """Count a call that the original code answers, or that is computed as it does."""
         if why == EXPORTED and not torch.compiler.is_dynamo_compiling():
             warned = self.__dict__[STATE].get("warned", {})
             if not warned.get("export"):

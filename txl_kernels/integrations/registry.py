@@ -1,5 +1,5 @@
 """The registry of known classes, by name and by source, and their accelerated classes, which are
-made when first needed, under names by which pickles find them in this module.
+made when first needed. Pickles find them in this module by their names.
 
 `Accelerated<name of the peer>` is a subclass of the peer's adapter and of the original class. That
 of a copy is `Accelerated<name>@<full name of its class, with : for .>`.
@@ -7,8 +7,8 @@ of a copy is `Accelerated<name>@<full name of its class, with : for .>`.
 
 import dataclasses
 import functools
-import importlib
 import inspect
+import pkgutil
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ from torch import nn
 
 from txl_kernels.integrations.adapters import KNOWN
 from txl_kernels.integrations.peer import Accelerated, Peer
-from txl_kernels.integrations.source import ReplacedCode, check_code, parts, source_hash
+from txl_kernels.integrations.source import ReplacedCode, check_code, module_of, parts, source_hash
 
 PREFIX = "Accelerated"
 _peers: dict[str, Peer] = {peer.path: dataclasses.replace(peer, applies_window=True) for peer in KNOWN}
@@ -130,21 +130,23 @@ def register_copy(kind: type[nn.Module], of: str) -> Peer:
 
 
 def accelerated_class(peer: Peer, original: type) -> type:
-    """Return the accelerated class of an original class, which is made once."""
+    """Return the accelerated class of an original class, which is made once for each: a module that
+    is loaded again has classes of the same names."""
     name = PREFIX + peer.name
     path = path_of(original)
     if path != peer.path:
         name += "@" + path.replace(".", ":")
-    found: Any = globals().get(name)
     method = peer.adapter.method
     theirs = getattr(original, method)
-    if found is None or found.original is not original or not issubclass(found, peer.adapter):
+    made: list[Any] = original.__subclasses__()
+    found: Any = next((x for x in made if x.__name__ == name and issubclass(x, peer.adapter)), None)
+    if found is None:
         ours = _falling_back(getattr(peer.adapter, method), theirs)
-        members = {"__module__": __name__, "original": original, "peer": peer, method: ours}
-        found = type(name, (peer.adapter, original), members)
-        setattr(sys.modules[__name__], name, found)
-    # Anew in each call: patches of classes may have been undone.
-    found.replaced, found.forwards = theirs, {kind: kind.forward for kind in _known_parts(peer, original)}
+        found = type(name, (peer.adapter, original), {"__module__": __name__, "original": original, method: ours})
+    # Anew in each call: patches of classes may have been undone, and peers registered again.
+    found.peer, found.replaced = peer, theirs
+    found.forwards = {kind: kind.forward for kind in _known_parts(peer, original)}
+    found.beside = module_of(next(kind for kind in original.__mro__ if method in vars(kind)))
     return found  # type: ignore[no-any-return]
 
 
@@ -182,7 +184,7 @@ def _falling_back(ours: Any, theirs: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """Return an accelerated class by name, for unpickling; imports the package of the original
+    """Return an accelerated class by name, for pickles; imports the package of the original
     class."""
     known, _, copy = name.removeprefix(PREFIX).partition("@")
     peer = by_name(known) if name.startswith(PREFIX) else None
@@ -190,5 +192,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if not copy:
         return accelerated_class(peer, peer.original())
-    module, _, kind = copy.replace(":", ".").rpartition(".")
-    return accelerated_class(peer, getattr(importlib.import_module(module), kind))
+    return accelerated_class(peer, pkgutil.resolve_name(copy.replace(":", ".")))

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import sys
 import textwrap
+import types
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -64,7 +65,7 @@ def _collect(part: Any, found: dict[str, Any]) -> None:
     if name in found:
         return
     found[name] = part
-    beside = vars(sys.modules[part.__module__])
+    beside = vars(module_of(part))
     for used in _names(part):
         other = beside.get(used)
         if (inspect.isfunction(other) or inspect.isclass(other)) and other.__module__ == part.__module__:
@@ -73,17 +74,33 @@ def _collect(part: Any, found: dict[str, Any]) -> None:
 
 def _constants(part: Any) -> dict[str, Any]:
     """Return the module constants that a part names, with their values."""
-    beside = vars(sys.modules[part.__module__])
+    beside = vars(module_of(part))
     return {
         name: beside[name] for name in _names(part) if type(beside.get(name)) in (int, float, str, bool)
     }  # fmt: skip
 
 
-def _names(part: Any) -> list[str]:
-    """Return the global names in the code of a function, or of a class' methods."""
+def module_of(part: Any) -> Any:
+    """Return the module of a class or function, or its global names as attributes, if it is not in
+    sys.modules: code that torch.package or cloudpickle has loaded, for example."""
+    module = sys.modules.get(part.__module__, types.SimpleNamespace())
+    for function in _functions(part):
+        names = function.__globals__
+        if names.get("__name__") == part.__module__:
+            return module if vars(module) is names else types.SimpleNamespace(**names)
+    return module
+
+
+def _functions(part: Any) -> list[Any]:
+    """Return a function, or the functions of a class, without their wrappers."""
     members = vars(part).values() if inspect.isclass(part) else [part]
     plain = [getattr(x, "__func__", getattr(x, "fget", x)) for x in members]
-    todo = [inspect.unwrap(x).__code__ for x in plain if inspect.isfunction(x)]
+    return [inspect.unwrap(x) for x in plain if inspect.isfunction(x)]
+
+
+def _names(part: Any) -> list[str]:
+    """Return the global names in the code of a function, or of a class' methods."""
+    todo = [function.__code__ for function in _functions(part)]
     names: dict[str, None] = {}
     while todo:
         code = todo.pop(0)
@@ -105,7 +122,10 @@ def _tree(part: Any) -> tuple[ast.stmt, int]:
     because inspect parses the whole file for each class, and each layer of a model has the same."""
     found = _trees.get(part)
     if found is None:
-        lines, first = inspect.getsourcelines(part)
+        try:
+            lines, first = inspect.getsourcelines(part)
+        except TypeError as error:
+            raise OSError(f"the module {part.__module__} is not in sys.modules, or has no file") from error
         tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
         found = _trees[part] = tree, first - 1
     return found

@@ -9,10 +9,11 @@ from txl.text import corpus as data
 
 SYSTEMS = {
     "ours, bins": "--cutoffs 50,200 --div-val 2",
-    "shaw": "--encoding shaw --table-len 9 --tie-r",
-    "sinusoid": "--encoding sinusoid --tie-r --mem-len 0 --loss half",
-    "sinusoid with recurrence": "--encoding sinusoid --tie-r",
-    "learned": "--encoding learned --table-len 16 --tie-r --mem-len 0 --intermediate-losses",
+    "shaw": "--encoding shaw --table-len 9",
+    "sinusoid": "--encoding sinusoid --mem-len 0 --loss half",
+    "sinusoid with recurrence": "--encoding sinusoid",
+    "learned": "--encoding learned --table-len 16 --mem-len 0 --intermediate-losses",
+    "ours, with a recipe of shaw's": "--recipe wt103-128m-shaw --cutoffs none --tie-projs none --encoding relative",
     "penn treebank's": "--variational-dropout --word-dropout 0.1 --average triggered",
 }
 

@@ -233,6 +233,24 @@ def test_missing_files(text: Path, corpus: data.Corpus, tmp_path: Path) -> None:
         corpus.split("dev")
 
 
+def test_flipped_bits_of_the_settings_are_found(text: Path, tmp_path: Path) -> None:
+    """Corpora that were prepared before they had this checksum open, too."""
+    data.prepare(text, tmp_path / "c")
+    file = tmp_path / "c" / "corpus.json"
+    whole = file.read_text()
+    for name, value in (("rule", "byter"), ("source", "another"), ("format", 5.0)):
+        file.write_text(json.dumps(json.loads(whole) | {name: value}))
+        with pytest.raises(TxlError, match=r"is damaged \(.*; remove the folder, then run `txl prepare` again"):
+            data.load(tmp_path / "c")
+    file.write_text(whole.replace('"corpus.json"', '"corpus.jsoo"'))
+    with pytest.raises(TxlError, match=r"is damaged \(corpus\.json is not as it was written\)"):
+        data.load(tmp_path / "c")
+    before = json.loads(whole)
+    del before["sha256"]["corpus.json"]
+    file.write_text(json.dumps(before))
+    assert data.load(tmp_path / "c").rule == before["rule"]
+
+
 def test_corpora_of_the_older_format(tmp_path: Path) -> None:
     meta = {"symbols": [10, 97], "source": "a", "fingerprint": "0"}
     (tmp_path / "corpus.json").write_text(json.dumps(meta))

@@ -15,10 +15,12 @@ from training_helpers import trainer, unlock
 
 import txl
 from txl.errors import TxlError
+from txl.importing import pickles
 from txl.text import corpus as data
 from txl.text.corpus import Corpus
 from txl.training import checkpoint as checkpoints
 from txl.training.run import read_log, read_record
+from txl.training.trainer import Trainer
 
 
 @pytest.fixture
@@ -168,3 +170,23 @@ def test_altered_corpus_is_refused(tmp_path: Path, text: Path) -> None:
     (tmp_path / "corpus" / "train.bin").write_bytes(tokens[:-5])
     with pytest.raises(TxlError, match="the prepared corpus is damaged"):
         data.load(tmp_path / "corpus")
+
+
+def test_folder_whose_name_is_not_utf8(tmp_path: Path, corpus: Corpus) -> None:
+    """As of an old disk: safetensors takes paths in UTF-8 alone, and so does TensorBoard."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("this file system takes names in UTF-8 alone")
+    first = trainer(folder / "run", corpus, steps=1)
+    first.run()
+    unlock(folder / "run")
+    trainer(folder / "run", corpus, steps=2, resume=True).run()
+    tensors = checkpoints.load(folder / "run").tensors
+    save_file(tensors, tmp_path / "plain.safetensors")
+    (tmp_path / "plain.safetensors").rename(folder / "weights.safetensors")
+    assert pickles.tensors(folder / "weights.safetensors").keys() == tensors.keys()
+    pytest.importorskip("tensorboard")
+    with pytest.raises(TxlError, match="--tensorboard cannot write to a folder whose name is not UTF-8"):
+        Trainer(folder / "other", corpus, first.model.config, first.config, tensorboard=True)

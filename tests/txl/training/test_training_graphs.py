@@ -238,7 +238,8 @@ def test_a_replaced_forward_ends_graphs(tmp_path: Path, corpus: Corpus, runs: li
 
 
 def test_hooks_of_the_optimizer_are_called(tmp_path: Path, corpus: Corpus, runs: list[Trainer]) -> None:
-    """Of its own and of all optimizers; the graphs stay for the updates after their removal."""
+    """Both its own and those of all optimizers; the graphs stay for the updates after their
+    removal."""
     replayed, eager = two_runs(tmp_path, corpus, runs)
     advance_both(replayed, eager, 14)
     calls: list[object] = []
@@ -298,7 +299,7 @@ def test_after_a_failed_capture_updates_go_on(
     tmp_path: Path, corpus: Corpus, runs: list[Trainer], failing: int, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """What the capture computed before its error is not added to the gradients of an update."""
+    """Gradients that the capture computed before its error are not added to those of an update."""
     replayed, eager = two_runs(tmp_path, corpus, runs)
     captures, capture = [], graphs.capture
 

@@ -1,9 +1,12 @@
 """The protocol of backends, and the order of a call's fields that Python and C++ share."""
 
 import functools
+import importlib.machinery
 import importlib.metadata
+import os
 import shutil
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +14,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cases import Case, as_fields, make_inputs
+from processes import run_python
 
-from txl_kernels.backends import BACKENDS, KERNELS, native_modules, protocol
+from txl_kernels.backends import BACKENDS, KERNELS, available_backends, cpu, native_modules, protocol
 from txl_kernels.backends.source_hash import source_hash
 from txl_kernels.call import BOUNDS, INPUTS, SETTINGS, TENSORS, Call, inputs_of, settings_of, tensors_of
 
@@ -120,16 +124,51 @@ def test_source_tree_uses_installed_modules_of_the_same_sources(
     assert "no installed package has it: `pip install .` in this tree builds it" in reason
 
 
-def test_wheel_without_a_module_for_this_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_editable_install_in_a_folder_whose_name_is_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = SimpleNamespace(
+        read_text={"direct_url.json": '{"url": "file:///caf%E9%2C%20another", "dir_info": {"editable": true}}'}.get
+    )
+    monkeypatch.setattr(native_modules, "in_source_tree", lambda: True)
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda name: [installed])
+    assert list(native_modules._installed()) == [Path(os.fsdecode(b"/caf\xe9, another/txl_kernels"))]
+
+
+@pytest.mark.parametrize("is_free_threaded", [False, True])
+def test_wheel_without_a_module_for_this_python(
+    is_free_threaded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(native_modules, "PACKAGE", tmp_path)
     monkeypatch.setattr(native_modules, "SOURCES", tmp_path)
-    for minor in (99, 8):
-        (tmp_path / f"_native.cpython-3{minor}-x86_64-linux-gnu.so").touch()
+    monkeypatch.setattr(importlib.machinery, "EXTENSION_SUFFIXES", [".of-this-python.so"])
+    monkeypatch.setattr(sysconfig, "get_config_var", {"Py_GIL_DISABLED": int(is_free_threaded)}.get)
+    monkeypatch.setattr(sysconfig, "get_platform", lambda: "linux-x86_64")
     own = ".".join(map(str, sys.version_info[:2]))
+    for version in ("399", "38", "314t", own.replace(".", "")):
+        (tmp_path / f"_native.cpython-{version}-x86_64-linux-gnu.so").touch()
+    others = ", ".join(dict.fromkeys(["3.8", own, "3.14 free-threaded", "3.99"]))
     assert native_modules.load("_native", "C++").why_not_loaded == (
-        f"{tmp_path} has a C++ module for CPython 3.8, 3.99; it has none for CPython {own}: `pip install .` in a source "
-        "tree builds it"
+        f"{tmp_path} has a C++ module for CPython {others}; it has none for CPython {own}"
+        f"{' free-threaded' if is_free_threaded else ''} on linux-x86_64: `pip install .` in a source tree builds it"
     )
+
+
+def test_package_works_in_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
+    """An old disk's or archive's name; what the package prints can be encoded."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("this file system takes names in UTF-8 alone")
+    copy = shutil.copytree(native_modules.PACKAGE, folder / "txl_kernels", ignore=shutil.ignore_patterns("__pycache__"))
+    if cpu.native.file is not None:
+        for file in (cpu.native.file, native_modules.library_of("_native", cpu.native.file)):
+            shutil.copy(file, copy)
+    done = run_python(
+        "import txl_kernels, txl_kernels.__main__ as main; print(txl_kernels.available_backends()); main.main([])",
+        cwd=tmp_path, PYTHONPATH=str(folder), PYTHONIOENCODING="utf-8:strict",
+    )  # fmt: skip
+    assert done.splitlines()[0] == str(available_backends())
+    assert "caf\\udce9" in done
 
 
 def test_operator_raises_the_reason_of_why_not_call(monkeypatch: pytest.MonkeyPatch) -> None:

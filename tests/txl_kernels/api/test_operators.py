@@ -6,9 +6,11 @@ import pytest
 import torch
 from cases import Case, as_call, as_fields, make_inputs
 from oracle import gradients
+from processes import run_python
 from torch.utils.checkpoint import checkpoint
 
 from txl_kernels import RelAttention, rel_attention
+from txl_kernels.library import define
 
 CASES = {
     "causal with memory": Case(""),
@@ -222,3 +224,46 @@ def test_autocast_leaves_float64_and_integers_alone() -> None:
         assert rel_attention(**as_call(inputs)).dtype == torch.float64
         with pytest.raises(TypeError, match=r"q must have a floating-point dtype, got torch\.int32"):
             rel_attention(**as_call(inputs) | {"q": inputs["q"].int()})
+
+
+IMPORTED_AGAIN = """
+import sys, warnings
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+import txl_kernels as older
+
+def run(package):
+    torch.manual_seed(0)
+    q, r = torch.randn(2, 2, 4, 8, requires_grad=True), torch.randn(2, 4, 8)
+    found = []
+    for name in package.available_backends():
+        attend = lambda q: package.rel_attention(q, q, q, r, dropout_p=0.5, backend=name)
+        with torch.autograd.profiler.profile():  # by the operators
+            out = attend(q)
+        found += [attend(q), out, *torch.autograd.grad(out.sum(), q)]
+        found.append(torch.vmap(lambda q: package.rel_attention(q, q, q, r, backend=name))(q.detach()[None]))
+    found += package.intervals(torch.ones(1, 4, 4, dtype=torch.bool), visible=True)
+    with FlopCounterMode(display=False) as counter:
+        package.rel_attention(q, q, q, r)
+    return [*found, torch.tensor(counter.get_total_flops())]
+
+want = run(older)
+for name in [x for x in sys.modules if x.partition(".")[0] == "txl_kernels"]:
+    del sys.modules[name]
+import txl_kernels as newer
+assert newer is not older and newer.rel_attention is not older.rel_attention
+for package in (newer, older):
+    assert all(map(torch.equal, run(package), want))
+"""
+
+
+def test_package_imported_again_gives_the_same_results() -> None:
+    """It was removed from sys.modules, as plug-in hosts do; what the first import made works on."""
+    run_python(IMPORTED_AGAIN)
+
+
+def test_operators_of_another_version_are_not_replaced() -> None:
+    """Its compiled graphs call them."""
+    for names in [*vars(torch.ops.txl_kernels)["_defined"]]:
+        with pytest.raises(ImportError, match=rf"\({', '.join(names)}\) cannot be replaced: start a new process"):
+            define(*(f"{name}(Tensor q) -> Tensor" for name in names), implement=lambda library: None)

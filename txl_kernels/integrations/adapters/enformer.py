@@ -1,7 +1,6 @@
 """enformer-pytorch: Enformer's attention (Avsec et al. 2021). It is the paper's formula with values
 of another width, and with basis functions instead of sinusoids. It has no masks."""
 
-import sys
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ class Enformer(Accelerated):
         if why is not None:
             return why  # type: ignore[no-any-return]
         q, k, v = (split_heads(f(x), self.heads) for f in (self.to_q, self.to_k, self.to_v))
-        features = sys.modules[self.original.__module__].get_positional_embed(
+        features = self.beside.get_positional_embed(
             x.size(-2),
             self.num_rel_pos_features,
             x.device,

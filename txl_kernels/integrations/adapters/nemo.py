@@ -5,7 +5,6 @@ The cache holds hidden frames; their keys and values are kept from step to step.
 """
 
 import contextlib
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,8 +87,7 @@ class NeMo(Accelerated):
 
 def _without_float16(module: Any) -> Any:
     """Return the context of NeMo's own guard against overflow of float16, if it has one."""
-    own = vars(sys.modules[module.original.__module__]).get("avoid_float16_autocast_context", contextlib.nullcontext)
-    return own()
+    return getattr(module.beside, "avoid_float16_autocast_context", contextlib.nullcontext)()
 
 
 class NeMoLocal(Accelerated):

@@ -80,14 +80,29 @@ class Scores:
 
     def of_pairs(self, queries: slice = slice(None)) -> Tensor:
         """Return the scores [H, B, L, S] of all pairs of some queries with keys, before masks."""
-        length, keys = self.q.size(2), self.k.size(2)
         scores = self.q[:, :, queries] @ self.k.transpose(-2, -1)
         if self.p is not None and self.r is not None:
-            at = torch.arange(keys - length, keys, device=scores.device)[queries].unsqueeze(1)
-            rows = at - torch.arange(keys, device=scores.device) + (self.r.size(-2) - 1 - self.past)
+            # A table that is limited to a window has no rows for the pairs outside.
+            rows = (self._distances(queries) + (self.r.size(-2) - 1 - self.past)).clamp(0, self.r.size(-2) - 1)
             positions = self.p[:, :, queries] @ self.r.transpose(-2, -1)
             scores = scores + positions.gather(-1, rows.expand(*positions.shape[:3], -1))
         return scores.transpose(0, 1)
+
+    def outside_window(self, queries: slice = slice(None)) -> Tensor | None:
+        """Return the pairs [L, S] of some queries with keys outside the window, or None if there is
+        no window."""
+        if self.window is None:
+            return None
+        left, right = self.window
+        distances = self._distances(queries)
+        before = torch.zeros_like(distances, dtype=torch.bool) if left is None else distances > left
+        return before if right is None else before | (distances < -right)
+
+    def _distances(self, queries: slice) -> Tensor:
+        """Return the distances [L, S] of some queries to the keys, positive for keys before."""
+        length, keys = self.q.size(2), self.k.size(2)
+        at = torch.arange(keys, device=self.q.device)
+        return at[keys - length :][queries].unsqueeze(1) - at
 
     def attend(self, v: Tensor) -> Tensor:
         """Return the attention [B, H, L, width] with values v [B, H, S, width], of scores as

@@ -8,7 +8,6 @@ draws are the original's, in the same order, of Python's generator and of torch'
 
 import logging
 import random
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -67,10 +66,12 @@ class ZipEnhancer(Accelerated):
         q, k, p = self._split(self.in_proj(x))
         q, k, p = self.copy_query(q), self.whiten_keys(self.balance_keys(k)), self.copy_pos_query(p)
         positions = not self.training or random.random() >= float(self.pos_emb_skip_rate)
-        scores = self._scores(q, k, p, pos_emb if positions else None, seen)
+        penalty = self.training and self.penalizes and random.random() < 0.1
+        # Pairs outside a window get penalties, too, as those that masks hide.
+        scores = self._scores(q, k, p, pos_emb if positions else None, seen, whole_table=penalty)
         masks = (key_padding_mask, attn_mask)
         weights: PairWeights | Tensor = self._stand_in(scores, masks)
-        if self.training and self.penalizes and random.random() < 0.1:
+        if penalty:
             if _are_small(scores):
                 self._penalized(scores.of_pairs(slice(1))[:1, :1, :, :1])  # for its random draws
             else:
@@ -119,14 +120,19 @@ class ZipEnhancer(Accelerated):
         width = self.query_head_dim * self.num_heads
         return x[..., :width], x[..., width : 2 * width], x[..., 2 * width :]
 
-    def _scores(self: Any, q: Tensor, k: Tensor, p: Tensor, pos_emb: Tensor | None, seen: Seen) -> Scores:
+    def _scores(
+        self: Any, q: Tensor, k: Tensor, p: Tensor, pos_emb: Tensor | None, seen: Seen, whole_table: bool = False
+    ) -> Scores:
         """Return the scores of projections [L or S, B, H * width] and encodings [1 or B, L + S - 1,
-        d], farthest past first, or None for scores without positions."""
+        d], farthest past first, or None for scores without positions.
+
+        whole_table: True for a table that is not limited to a window.
+        """
         q, k, p = (x.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3) for x in (q, k, p))
         window = self.setting("window")
         if pos_emb is None:
             return Scores(q, k, None, None, 0, seen, window)
-        rows, past = crop(window, pos_emb, k.size(2) - 1)
+        rows, past = crop(None if whole_table else window, pos_emb, k.size(2) - 1)
         (r,) = cached(
             self, "r", (self.linear_pos,), rows, q.size(2),
             lambda: (project_table(self.linear_pos, rows, self.num_heads),),
@@ -144,7 +150,8 @@ class ZipEnhancer(Accelerated):
         self: Any, scores: Scores, masks: tuple[Tensor | None, Tensor | None],
         change: Callable[[Tensor], Tensor] | None = None, queries: slice = slice(None),
     ) -> Tensor:  # fmt: skip
-        """Return the weights [H, B, L, S] of some queries, as the original computes them.
+        """Return the weights [H, B, L, S] of some queries, as the original computes them, within
+        the window.
 
         masks: the padding mask and the attention mask. change: of the scores before masks.
         """
@@ -155,21 +162,20 @@ class ZipEnhancer(Accelerated):
             pairs = pairs.masked_fill(hidden[..., queries, :], HIDDEN)
         if padding is not None:
             pairs = pairs.masked_fill(padding.unsqueeze(1), HIDDEN)
-        return self._beside("softmax")(pairs, dim=-1)  # type: ignore[no-any-return]
-
-    def _beside(self: Any, name: str) -> Any:
-        """Return a function that the original's module imports."""
-        return getattr(sys.modules[self.original.__module__], name)
+        outside = scores.outside_window(queries)
+        if outside is not None:
+            pairs = pairs.masked_fill(outside, -torch.inf)
+        return self.beside.softmax(pairs, dim=-1)  # type: ignore[no-any-return]
 
     def _penalized(self: Any, pairs: Tensor) -> Tensor:
-        return self._beside("penalize_abs_values_gt")(pairs, limit=LIMIT, penalty=1.0e-04, name=self.name)  # type: ignore[no-any-return]
+        return self.beside.penalize_abs_values_gt(pairs, limit=LIMIT, penalty=1.0e-04, name=self.name)  # type: ignore[no-any-return]
 
     def _log_entropy(self: Any, scores: Scores, masks: Any) -> None:
         """Log the entropy of the weights of each head as the original's `_print_attn_entropy` does,
         from weights of some queries at a time."""
         names = self._print_attn_entropy.__code__.co_names
         level = logging.DEBUG if "debug" in names else logging.INFO
-        if scores.window is not None or not logging.getLogger().isEnabledFor(level):
+        if not logging.getLogger().isEnabledFor(level):
             return
         batch, heads, length, _ = scores.q.shape
         total = torch.zeros(heads, device=scores.q.device)
@@ -199,6 +205,7 @@ class Zipformer(ModelScope):
         if cached_key.size(0) != left_context_len or left_context_len == 0:
             seen = "a cache of another length"
         if isinstance(seen, str):
+            self.check_fallback(seen)
             self.count_fallback(seen)
             return self.original.streaming_forward(  # type: ignore[no-any-return]
                 self, x, pos_emb, cached_key, left_context_len, key_padding_mask
@@ -220,7 +227,7 @@ def _blocks(scores: Scores) -> Iterator[slice]:
 def _are_small(scores: Scores) -> bool:
     """Whether all scores are within LIMIT, whatever their rounding, so that the penalty is 0.
     Synchronizes with the device."""
-    if scores.window is not None or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return False
     return all(bool(scores.of_pairs(queries).abs().amax() < 0.98 * LIMIT) for queries in _blocks(scores))
 
