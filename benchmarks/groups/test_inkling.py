@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from harness.case import Case, Shape
 from harness.comparison import Comparison, comparisons
 from harness.machine import Machine
-from implementations.attention import block_mask, compiled_flex
+from implementations.attention import FLEX_NAME, block_mask, compiled_flex
 from implementations.methods import Arguments, Method, Random, compared, graphed
 
 GROUP, WIDTH, EXTENT = 3, 16, 1024  # heads for a head of keys; of position queries; distances with a row
@@ -59,7 +59,8 @@ def _dense(x: Arguments) -> Tensor:
 
 
 def _flex(x: Arguments) -> Tensor:
-    """FlexAttention, which captures each query's positional terms by distance, [B, H, L, rows]."""
+    """FlexAttention with its default block sizes, which captures each query's positional terms by
+    distance, [B, H, L, rows]."""
     length, rows = x["q"].size(2), x["r"].size(1)
     profile = x["q_pos"] @ x["r"].mT
 
@@ -82,7 +83,7 @@ def methods(length: int, window: int | None, machine: Machine) -> list[Method]:
     if length <= LONGEST_DENSE:
         found.append(Method("SDPA with dense bias", arguments, "other", _dense))
     if on_gpu:  # on a CPU it has no backward
-        found.append(Method("FlexAttention, captured bias", arguments, "other", _flex))
+        found.append(Method(FLEX_NAME, arguments, "other", _flex))
     if window is None:
         found += [
             Method("plain SDPA, enable_gqa", arguments, "baseline", functools.partial(_plain, repeated=False)),

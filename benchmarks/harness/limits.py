@@ -1,4 +1,5 @@
-"""The machine's own maximum rates, as implementations: arithmetic, and reading memory."""
+"""The machine's own maximum rates, as implementations: arithmetic, and reading memory. All use
+random values, because some processors compute faster with zeros."""
 
 import functools
 
@@ -16,7 +17,8 @@ def arithmetic(machine: Machine, dtype: torch.dtype = torch.float32) -> Implemen
     units for dtype; on a GPU the library's largest matrix product."""
     name, prepare = "matrix products", functools.partial(_matrix_products, machine)
     if machine.kind == "cpu":
-        name, prepare = "FMA peak" if dtype == torch.float32 else "bfloat16 peak", functools.partial(_fma, dtype)
+        name = "FMA peak" if dtype == torch.float32 else "bfloat16 peak, random values"
+        prepare = functools.partial(_fma, dtype)
     label = None if dtype == torch.float32 else str(dtype).removeprefix("torch.")
     return Implementation(f"limit: {name}", prepare, "limit", dtype=label)
 
@@ -43,11 +45,12 @@ def _matrix_products(machine: Machine) -> Entry:
 
 
 def _read(size: int) -> Entry:
-    x = torch.zeros(size // 4)
+    x = torch.rand(size // 4)
     return Entry(lambda: internals.read(x), bytes=float(size), limit="bytes")
 
 
 def _copy(machine: Machine) -> Entry:
-    source = torch.ones(machine.pick(cpu=0, cuda=2**30, interpreter=2**12), dtype=torch.uint8, device=machine.device)
+    size = machine.pick(cpu=0, cuda=2**30, interpreter=2**12)
+    source = torch.randint(256, (size,), dtype=torch.uint8, device=machine.device)
     target = torch.empty_like(source)
     return Entry(lambda: target.copy_(source), bytes=2.0 * source.numel(), limit="bytes")

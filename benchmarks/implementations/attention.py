@@ -117,8 +117,8 @@ def block_mask(length: int, keys: int, device: torch.device, window: int) -> Any
 
 
 def flex(x: Inputs) -> Tensor:
-    """Compute attention by FlexAttention, which captures the unshifted positional scores. It has no
-    backward on the CPU."""
+    """Compute attention by FlexAttention with its default block sizes, which captures the unshifted
+    positional scores. It has no backward on the CPU."""
     if x["q"].device.type == "cpu":
         x = {name: t.detach() for name, t in x.items()}
     q, k = x["q"], x["k_all"]
@@ -165,7 +165,8 @@ ORIGINAL = Attention("the paper's PyTorch code", eager_qkbh)
 EAGER = Attention("the paper's algorithm, [B, H, L, S]", eager_bhls)
 COMPILED = Attention("the paper's algorithm, [B, H, L, S], compiled", compiled_bhls)
 DENSE = Attention("SDPA with dense bias", dense_bias_sdpa)
-FLEX = Attention("FlexAttention, captured bias", flex)
+FLEX_NAME = "FlexAttention, captured bias, default block sizes"
+FLEX = Attention(FLEX_NAME, flex)
 CUDA_KERNELS = tuple(
     Attention(
         f"rel_attention, cuda, {name} kernels", functools.partial(cuda_attention, decode=name == "decode"), "part"

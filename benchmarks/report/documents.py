@@ -25,8 +25,9 @@ of the first implementation's; and the share of the limit that was measured in t
 For operations the limit is multiply-adds in registers (on a GPU, the library's matrix product), and
 only visible pairs count; for bytes it is a plain read (a copy) of those that must be read. A limit
 does the same work in every round: if its median is over 1.2 times its fastest round, other work
-disturbed the comparison, and no shares are given. MiB are peak memory beyond the inputs (of a model,
-beyond the parameters).
+disturbed the comparison, and no shares are given. Nor are they where the limit's row says that it
+multiplied zeros, because AMX does so faster than it multiplies other numbers. MiB are peak memory
+beyond the inputs (of a model, beyond the parameters).
 """
 # Groups of comparisons of two implementations, another library's and this package's.
 _LAYERS = "other libraries' layers"

@@ -47,15 +47,17 @@ double bf16_dot(int64_t iterations, int threads) {
 // FMA on independent registers, in every thread.
 double fma(int64_t iterations, int threads) {
   constexpr int sums = 2 * MR;  // as the register tile has: Arm's largest cores have 16 FMA in flight
-  volatile float factor = 0.999f, term = 1e-6f, sink = 0;
+  volatile float sink = 0;
   parallel_for(threads, threads, [&](int64_t, int) {
-    const vf x = splat(factor), y = splat(term);
+    uint32_t state = 1;
+    const vf x[2] = {0.5f * (vf)random_operand(state), 0.5f * (vf)random_operand(state)};  // below 1: sums stay finite
+    const vf y[2] = {(vf)random_operand(state), (vf)random_operand(state)};
     vf acc[sums];
     TXL_UNROLL(24)
-    for (int z = 0; z < sums; ++z) acc[z] = splat(static_cast<float>(z));
+    for (int z = 0; z < sums; ++z) acc[z] = (vf)random_operand(state);
     for (int64_t n = 0; n < iterations; ++n) {
       TXL_UNROLL(24)
-      for (int z = 0; z < sums; ++z) acc[z] = acc[z] * x + y;
+      for (int z = 0; z < sums; ++z) acc[z] = acc[z] * x[z % 2] + y[z / 2 % 2];
     }
     vf sum = acc[0];
     for (int z = 1; z < sums; ++z) sum += acc[z];

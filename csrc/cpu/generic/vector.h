@@ -54,6 +54,19 @@ TXL_INLINE void store(bf16* p, vf x) {  // rounds to nearest even; NaN stays NaN
 }
 TXL_INLINE vf splat(float x) { return x - vf{}; }
 
+// Operands of the loops that measure peak rates, pseudo-random by a xorshift of state != 0. Each word is a float32, and
+// two bf16, of either sign and of magnitude 0.5 to 2. Zeros would not do: AMX multiplies them faster than others.
+TXL_INLINE vu random_operand(uint32_t& state) {
+  vu words;
+  for (int z = 0; z < LANES; ++z) {
+    state ^= state << 13;
+    state ^= state >> 17;
+    state ^= state << 5;
+    words[z] = (state & 0x80FF80FF) | 0x3F003F00;
+  }
+  return words;
+}
+
 TXL_INLINE float to_float(float x) { return x; }
 TXL_INLINE float to_float(bf16 x) {
   const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;

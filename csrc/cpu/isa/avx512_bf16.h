@@ -42,14 +42,19 @@ TXL_INLINE void microkernel(const bf16* a, int64_t lda, const bf16* b, int64_t l
 
 // Products of registers, without loads or stores.
 static void peak_loop(int64_t iterations) {
-  const __m512bh x = (__m512bh)_mm512_set1_epi32(0x3F803F80), y = (__m512bh)_mm512_set1_epi32(0x3A003A00);
+  uint32_t state = 1;
+  __m512bh x[MR], y[2];
+  TXL_UNROLL(8)
+  for (int i = 0; i < MR; ++i) x[i] = (__m512bh)random_operand(state);
+  TXL_UNROLL(2)
+  for (int i = 0; i < 2; ++i) y[i] = (__m512bh)random_operand(state);
   vf acc[2 * MR];
   TXL_UNROLL(16)
   for (int z = 0; z < 2 * MR; ++z) acc[z] = vf{};
   for (int64_t n = 0; n < iterations; ++n) {
     TXL_UNROLL(16)
     for (int z = 0; z < 2 * MR; ++z) {
-      acc[z] = _mm512_dpbf16_ps(acc[z], x, y);
+      acc[z] = _mm512_dpbf16_ps(acc[z], x[z / 2], y[z % 2]);
       asm volatile("" : "+v"(acc[z]));  // keeps the product
     }
   }

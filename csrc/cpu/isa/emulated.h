@@ -38,8 +38,11 @@ static void microkernel(const bf16* a, int64_t lda, const bf16* b, int64_t ldb, 
 
 // Products of operands in the L1 cache.
 static void peak_loop(int64_t iterations) {
-  alignas(64) bf16 a[MR * DEPTH] = {}, b[DEPTH * NR] = {};
+  alignas(64) bf16 a[MR * DEPTH], b[DEPTH * NR];
   alignas(64) float c[MR * NR] = {};
+  uint32_t state = 1;
+  for (int n = 0; n < MR * DEPTH; n += LANES) store(a + n, (vf)random_operand(state));
+  for (int n = 0; n < DEPTH * NR; n += LANES) store(b + n, (vf)random_operand(state));
   for (int64_t n = 0; n < iterations; ++n) microkernel<true>(a, DEPTH, b, NR, DEPTH, c, NR);
 }
 static double peak_loop_operations(int64_t iterations) {

@@ -68,14 +68,16 @@ TXL_INLINE void microkernel(const bf16* a, int64_t lda, const bf16* b, int64_t l
 constexpr int PEAK_LOOP_SUMS = 24;
 // Products of registers, without loads or stores.
 static void peak_loop(int64_t iterations) {
-  const vf x = (vf)(vu{} + 0x3F803F80), y = (vf)(vu{} + 0x3A003A00);
+  uint32_t state = 1;
+  const vf x[2] = {(vf)random_operand(state), (vf)random_operand(state)};
+  const vf y[2] = {(vf)random_operand(state), (vf)random_operand(state)};
   vf acc[PEAK_LOOP_SUMS];
   TXL_UNROLL(24)
   for (int z = 0; z < PEAK_LOOP_SUMS; ++z) acc[z] = vf{};
   for (int64_t n = 0; n < iterations; ++n) {
     TXL_UNROLL(24)
     for (int z = 0; z < PEAK_LOOP_SUMS; ++z) {
-      bfmmla(acc[z], x, y);
+      bfmmla(acc[z], x[z / 2 % 2], y[z % 2]);
       asm volatile("" : "+w"(acc[z]));  // keeps the product
     }
   }

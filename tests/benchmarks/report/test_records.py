@@ -52,6 +52,33 @@ def test_old_names(tmp_path: Path) -> None:
     assert list(measured.rows) == ["padded, with end"]
 
 
+def test_old_rows_of_flex_attention_say_that_its_block_sizes_are_the_defaults(tmp_path: Path) -> None:
+    rows = [row("attention", {"unit": "call", "direction": "forward"}, "FlexAttention, captured bias", 1.0)]
+    (measured,) = load([write(tmp_path, "2026-01-01", rows)])[0].comparisons
+    assert list(measured.rows) == ["FlexAttention, captured bias, default block sizes"]
+
+
+@pytest.mark.parametrize(("isa", "limit", "name", "has_share"), [
+    ("amx", "bfloat16 peak", "bfloat16 peak, products of zeros", False),
+    ("amx", "bfloat16 peak, random values", "bfloat16 peak, random values", True),
+    ("avx512_bf16", "bfloat16 peak", "bfloat16 peak", True),
+])  # fmt: skip
+def test_shares_of_a_limit_that_multiplied_zeros_are_left_out(
+    tmp_path: Path, isa: str, limit: str, name: str, has_share: bool
+) -> None:
+    """Shares of the limit of float32 stay."""
+    case = {"unit": "call", "direction": "forward", "shape": SHAPE}
+    rows = [
+        ours("attention", case, "float32", 2.0, share_of_operations=0.5),
+        ours("attention", case, "bfloat16", 1.0, share_of_operations=0.5, dtype="bfloat16"),
+        row("attention", case, f"limit: {limit}", 1.0, role="limit", limit="operations", dtype="bfloat16"),
+    ]
+    (measured,) = load([write(tmp_path, "2026-01-01", rows, isa=isa)])[0].comparisons
+    assert list(measured.rows) == ["float32", "bfloat16", f"limit: {name}"]
+    assert "share_of_operations" in measured.rows["float32"]
+    assert ("share_of_operations" in measured.rows["bfloat16"]) == has_share
+
+
 @pytest.mark.parametrize("text", ["no JSON", '{"about": {}}'])
 def test_not_a_record(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text)
