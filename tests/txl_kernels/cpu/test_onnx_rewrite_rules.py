@@ -3,6 +3,7 @@ show cannot change it."""
 
 import copy
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import onnx
 from onnx import numpy_helper, parser
 from onnx_models import session_of
 
-from txl_kernels.onnx import rewrite
+from txl_kernels.onnx import rewrite, trial
+from txl_kernels.onnx.graph import Graph
 
 # Pad, Reshape and Slice move the scores of positions p [B, 2, T, 2 T - 1] to m [B, 2, T, T].
 SHIFT = """L2 = Add (L1, L1) p1 = Pad (p, pads) h1 = Concat <axis = 0> (x1, L1) p2 = Reshape (p1, h1)
@@ -185,3 +187,55 @@ def test_longer_inputs_take_the_place_of_the_check_beyond_a_constant() -> None:
     model = clipped(350)
     [row] = rewrite(model, [feed(2, 20), feed(1, 360)]).rows
     assert re.search(r"column of its distance$", str(row.reason)), row
+
+
+def test_a_model_is_run_on_longer_inputs_only_if_strides_shorten_them() -> None:
+    """An input after the attention that does not fit ends the runs, at their first lengths."""
+    model, lengths = graph(), []
+    model.graph.node[-1].output[0] = "o0"
+    model.graph.node.append(onnx.helper.make_node("Slice", ["o0", "i1", "L1", "i2"], ["o1"]))
+    model.graph.node.append(onnx.helper.make_node("Add", ["o1", "shorter"], ["o"]))
+    model.graph.input.append(onnx.helper.make_tensor_value_info("shorter", onnx.TensorProto.FLOAT, ["B", 2, "S", 8]))
+    random_inputs = trial.random_inputs
+
+    def recorded(graph: Graph, batch: int, frames: int) -> Any:
+        lengths.append(frames)
+        return random_inputs(graph, batch, frames)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "random_inputs", recorded)
+        with pytest.raises(RuntimeError, match=r"could not be run on random inputs; give rewrite examples"):
+            rewrite(model)
+    assert max(lengths) == 203
+
+
+def test_inputs_are_longer_where_strides_shorten_them() -> None:
+    """A window of 150 frames, each 64: there are 131 by default."""
+    model = graph()
+    make, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
+    del model.graph.input[:]
+    model.graph.input.append(value("x", onnx.TensorProto.FLOAT, ["B", 16, "frames"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0, 2, 8, -1]), "heads"))
+    nodes = [
+        make("MaxPool", ["x"], ["y1"], kernel_shape=[150], strides=[64]),
+        make("Reshape", ["y1", "heads"], ["y2"]),
+        *(make("Transpose", ["y2"], [name], perm=[0, 1, 3, 2]) for name in "qkv"),
+    ]
+    for node in reversed(nodes):
+        model.graph.node.insert(0, node)
+    for node in model.graph.node:
+        if "hidden" in node.input:
+            model.graph.node.remove(node)
+    report = rewrite(model)
+    assert len(report.replaced) == 1, report
+
+
+def test_initializers_of_another_folder(tmp_path: Path) -> None:
+    """Their values are not loaded; ONNX Runtime before 1.21 cannot be told where they are."""
+    model = graph()
+    [table] = (x for x in model.graph.initializer if x.name == "f")
+    table.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(table), "f"))  # others are no bytes, and stay
+    onnx.save(model, tmp_path / "a.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    model = onnx.load(tmp_path / "a.onnx", load_external_data=False)
+    assert any(x.external_data for x in model.graph.initializer)
+    assert len(rewrite(model, folder=tmp_path).replaced) == 1
