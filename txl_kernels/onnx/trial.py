@@ -141,6 +141,7 @@ def _session(model: onnx.ModelProto, folder: str) -> Any:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4  # errors are raised, too
     options.intra_op_num_threads = 2
+    options.enable_cpu_mem_arena = False  # a run beyond a constant is large: what it frees goes back
     options.register_custom_ops_library(library())
     if tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21):
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
