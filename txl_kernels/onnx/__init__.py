@@ -20,7 +20,8 @@ def rewrite(
 
     The model is run on small inputs, before anything is changed. An attention is replaced if its
     nodes have a known meaning, if its relative shift has moved each score to the column of its
-    distance, and if the new nodes give the same output; all others stay as they are.
+    distance and depends on sizes and constants alone, and if the new nodes give the same output;
+    all others stay as they are.
 
     A mask has to let each query see consecutive keys. The new graph checks that: an error of the
     operator (`end must hold key indices ..., got -1`) reports a mask with a hole.

@@ -1,6 +1,7 @@
 """A model's graph as `rewrite` reads it: who makes and uses a tensor, small constants, and what is
 left when nodes are replaced."""
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,12 @@ from onnx import numpy_helper
 
 MAX_CONSTANT = 64  # elements of a constant that is read
 SIZES = ("Shape", "Size", "EyeLike")  # operators that do not read a tensor's values
+# Operators whose output has another size for other values.
+SIZED_BY_VALUES = ("NonZero", "Compress", "Unique", "If", "Loop", "Scan")
+# Operators that make a tensor of a given size, or cut it out of one, and the first such input.
+PLACED = dict.fromkeys(("Reshape", "Slice", "Pad", "Expand", "Split", "Tile", "Resize"), 1) | dict.fromkeys(
+    ("Range", "ConstantOfShape"), 0
+)
 
 
 class Graph:
@@ -29,6 +36,7 @@ class Graph:
         self.nodes = in_order(model.graph.node)
         self.initializers = {x.name: x for x in model.graph.initializer}
         self.outputs = {x.name for x in model.graph.output}
+        self.functions = {(x.domain, x.name): x for x in model.functions}
         self._index()
         for tensor in model.graph.initializer:
             for entry in tensor.external_data:
@@ -56,21 +64,18 @@ class Graph:
         """Return the version of ONNX's own operators."""
         return max((x.version for x in self.model.opset_import if x.domain in ("", "ai.onnx")), default=0)
 
-    def constant(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Return the value of a small constant, or None; a run may give other values for an
-        initializer that is an input of the model, too."""
+    def constant(self, name: str, most: int = MAX_CONSTANT) -> np.ndarray[Any, Any] | None:
+        """Return the value of a constant of at most so many elements, or None; a run may give other
+        values for an initializer that is an input of the model, too."""
         if any(x.name == name for x in self.model.graph.input):
             return None
         node = self.producers.get(name)
         tensor = self.initializers.get(name)
         if node is not None and node.op_type == "Identity":
-            return self.constant(node.input[0])
+            return self.constant(node.input[0], most)
         if node is not None and node.op_type == "Constant":
-            [given] = [onnx.helper.get_attribute_value(x) for x in node.attribute]
-            if not isinstance(given, onnx.TensorProto):
-                return np.asarray(given) if isinstance(given, (int, float, list)) else None
-            tensor = given
-        if tensor is None or int(np.prod(tensor.dims)) > MAX_CONSTANT:
+            return constant_of(node, most)
+        if tensor is None or math.prod(tensor.dims) > most:
             return None
         return np.asarray(numpy_helper.to_array(tensor, base_dir=self.folder))
 
@@ -85,21 +90,45 @@ class Graph:
             return None
         return float(value.reshape(-1)[0])
 
-    def has_values(self, name: str) -> bool:
-        """Whether a tensor depends on values of the model's inputs, not on their sizes alone."""
-        inputs = {x.name for x in self.model.graph.input} - self.initializers.keys()
-        waiting, seen = [name], {name}
+    def origins(self, names: Iterable[str], sizes: Iterable[str] = (), placed: bool = False) -> dict[str, None]:
+        """Return the tensors on whose values others depend, these others included.
+
+        sizes: further others, of which only the size counts.
+        placed: whether a size depends on the positions of a Slice and the like, too. Where these
+            come from values of the inputs, as in a mask of padding that is as long as the longest
+            batch row, the size is still that of the other tensors, or they do not fit.
+        """
+        values, only_sizes = dict.fromkeys(names), dict.fromkeys(sizes)
+        waiting = [*((name, True) for name in values), *((name, False) for name in only_sizes)]
         while waiting:
-            name = waiting.pop()
-            if name in inputs:
-                return True
+            name, is_value = waiting.pop()
             node = self.producer(name)
-            if node is None or node.op_type in SIZES:
+            if node is None:
                 continue
-            new = [x for x in inputs_of(node) if x not in seen]
-            seen.update(new)
-            waiting += new
-        return False
+            inputs = list(inputs_of(node))
+            if (node.domain, node.op_type) in self.functions or (not is_value and node.op_type in SIZED_BY_VALUES):
+                first = 0
+            elif is_value:
+                first = len(inputs) if node.op_type in SIZES else 0
+            else:
+                first = PLACED.get(node.op_type, len(inputs)) if placed else len(inputs)
+            for n, x in enumerate(inputs):
+                seen = values if n >= first else only_sizes
+                if x not in seen:
+                    seen[x] = None
+                    waiting.append((x, n >= first))
+        return values
+
+    def has_values(self, *names: str) -> bool:
+        """Whether tensors depend on values of the model's inputs, not on their sizes alone."""
+        return not self.origins(names).keys().isdisjoint(x.name for x in self.model.graph.input)
+
+    def inside(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+        """Yield a node, and those of the model's function that it calls."""
+        yield node
+        if (node.domain, node.op_type) in self.functions:
+            for inner in self.functions[node.domain, node.op_type].node:
+                yield from self.inside(inner)
 
     def between(
         self, starts: Iterable[str], ends: Sequence[str], masks: Sequence[str] = ()
@@ -165,14 +194,28 @@ def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
     return default
 
 
+def constant_of(node: onnx.NodeProto, most: int = MAX_CONSTANT) -> np.ndarray[Any, Any] | None:
+    """Return the value of a Constant of at most so many elements, or None."""
+    [given] = [onnx.helper.get_attribute_value(x) for x in node.attribute]
+    if isinstance(given, onnx.TensorProto) and math.prod(given.dims) <= most:
+        return np.asarray(numpy_helper.to_array(given))
+    return np.asarray(given) if isinstance(given, (int, float, list)) else None
+
+
 def inputs_of(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield the tensors that a node reads, those that its inner graphs read included."""
+    """Yield the tensors that a node reads, those of the outer graph that its inner graphs read
+    included."""
     yield from (name for name in node.input if name)
-    for x in node.attribute:
-        for graph in [x.g] * x.HasField("g") + list(x.graphs):
-            for inner in graph.node:
-                yield from inputs_of(inner)
-            yield from (x.name for x in graph.output)
+    for graph in inner_graphs(node):
+        own = {x.name for x in (*graph.input, *graph.initializer)}
+        own.update(name for inner in graph.node for name in inner.output)
+        read = [name for inner in graph.node for name in inputs_of(inner)]
+        yield from (name for name in [*read, *(x.name for x in graph.output)] if name not in own)
+
+
+def inner_graphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    """Return the graphs of If, Loop or Scan."""
+    return [graph for x in node.attribute if x.HasField("g") or x.graphs for graph in (*x.graphs, x.g)]
 
 
 def in_order(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:

@@ -1,6 +1,7 @@
 """The rewriting of a model: each attention that was found is checked in the record of a run,
 replaced, and compared with the record."""
 
+import math
 import os
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -8,15 +9,24 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.lib.stride_tricks import as_strided
 
 from txl_kernels.onnx import trial
-from txl_kernels.onnx.graph import Graph, inputs_of
+from txl_kernels.onnx.graph import MAX_CONSTANT, PLACED, SIZES, Graph, constant_of, inner_graphs, inputs_of
 from txl_kernels.onnx.replacement import Writer, bounds, operator, transposed
 from txl_kernels.onnx.report import Report, Row
-from txl_kernels.onnx.scores import Attention, Mask, Refused, find
+from txl_kernels.onnx.scores import MOVES, Attention, Mask, Refused, find, label
 
 MIN_OPSET = 13
 TOLERANCE = 1e-4  # of outputs, relative to the largest value
+# Operators that may do something else with sizes beyond a constant.
+LIMITING = (
+    "Clip", "Min", "Max", "Mod", "Div", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Where",
+)  # fmt: skip
+MAX_LIMIT = 8192  # of constants to which sizes are compared
+MARGIN = 2  # of a length beyond a constant: its largest distance is beyond it, too
+NO_SIZE = 2**31 - 1  # a constant that no size reaches, as at the end of a Slice
+MAX_SCORES = 2**29  # of a run of the shift alone
 Limits = dict[Mask, tuple[Writer, tuple[str, str]]]
 
 
@@ -57,7 +67,7 @@ def _recorded(graph: Graph, attention: Attention) -> list[str]:
     """Return the tensors that the checks and the replacement read."""
     operands, products = attention.operands(graph), attention.products
     _, others = _alone(graph, attention)
-    names = [*operands, *others, *(x.root for x in attention.masks)]
+    names = [*operands, *others, *(x.root for x in attention.masks), *_shift(graph, attention)[1]]
     return [*names, *(name for x in products for name in x.node.input), attention.position.output]
 
 
@@ -74,7 +84,8 @@ def _replace(graph: Graph, attention: Attention, runs: list[trial.Arrays], prefi
     for record in runs:
         _check_tensors(record, attention)
     _check_sizes(graph, [record[position.output].shape for record in runs])
-    _check_moves(graph, attention)
+    _check_settings(graph, attention)
+    _check_longer(graph, attention, runs)
     alone, _ = _alone(graph, attention)
     operands = [record | _draw(graph, record, attention) for record in runs]
     drawn = operands + [x | _draw_masks(graph, x, attention, n) for n, x in enumerate([*operands, *operands])]
@@ -182,13 +193,129 @@ def _draw_masks(graph: Graph, record: trial.Arrays, attention: Attention, number
     return drawn
 
 
-def _check_moves(graph: Graph, attention: Attention) -> None:
-    """Check that where scores of positions move to depends on sizes alone, which the runs vary."""
+def _settings(nodes: Sequence[onnx.NodeProto]) -> list[str]:
+    """Return the tensors that nodes read as positions and sizes."""
+    moving = [x for x in nodes if x.op_type in PLACED or (x.op_type in MOVES and x.op_type != "Concat")]
+    return [name for x in moving for name in x.input[PLACED.get(x.op_type, 1) :] if name]
+
+
+def _check_settings(graph: Graph, attention: Attention) -> None:
+    """Check that nothing but an attention's operands and masks depends on values, of which the runs
+    show some alone, and that no inner graph, which is not read, computes it."""
+    nodes, others = _alone(graph, attention)
+    settings = dict.fromkeys([*_settings(nodes), *others])
+    if graph.has_values(*settings):
+        name = next(name for name in settings if graph.has_values(name))
+        moves, more = graph.between([attention.position.output], [attention.position.moved])
+        what = "shift" if name in [*_settings(moves), *more] else "output"
+        raise Refused(f"its {what} depends on {name}, which depends on values of the inputs")
+    for name in graph.origins(settings):
+        for node in graph.inside(graph.producers[name]) if name in graph.producers else ():
+            if inner_graphs(node):
+                raise Refused(f"its shift depends on {node.op_type}, {label(node)}, whose inner graphs are not read")
+
+
+def _shift(graph: Graph, attention: Attention) -> tuple[list[onnx.NodeProto], list[str], list[str]]:
+    """Return the nodes of an attention's shift, those that compute its positions included; what
+    else they read; and those of them that are sizes of tensors which the nodes do not make."""
     position = attention.position
-    _, others = graph.between([position.output], [position.moved])
-    for name in others:
-        if graph.has_values(name):
-            raise Refused(f"its shift depends on {name}, which depends on values of the inputs")
+    nodes, others = graph.between([position.output], [position.moved])
+    made = {name for node in nodes for name in node.output}
+    before = [
+        node for name in graph.origins([*_settings(nodes), *others]) if (node := graph.producer(name)) is not None
+    ]
+    sizes = [x.output[0] for x in before if x.op_type in SIZES and x.output[0] not in made]
+    nodes, others = graph.between([position.output, *sizes], [position.moved])
+    read = {name for node in nodes for name in inputs_of(node)}
+    sizes = [name for name in sizes if name in read]
+    return nodes, [*sizes, *others], sizes
+
+
+def _check_longer(graph: Graph, attention: Attention, runs: list[trial.Arrays]) -> None:
+    """Check the shift of an attention, alone, at a length beyond each constant that may change what
+    it does: the runs show their lengths alone."""
+    position = attention.position
+    shapes = [x[position.output].shape for x in runs]
+    axis = 2 if len({shape[2] for shape in shapes}) > 1 else 3
+    lengths, batches = [shape[axis] for shape in shapes], [shape[0] for shape in shapes]
+    if len(set(lengths)) == 1:
+        return
+    nodes, given, sizes = _shift(graph, attention)
+    values = {name: runs[0][name] for name in given if name not in sizes}
+    constants = {name: graph.constant(name, NO_SIZE) for node in nodes for name in inputs_of(node)} | values
+    large = [name for name, x in constants.items() if x is not None and x.size > MAX_CONSTANT]
+    if large:
+        raise Refused(f"its shift reads {large[0]}, a constant of which the runs show a part")
+    limits = _limits(graph, nodes, constants)
+    measured = [name for x in sizes for name in graph.producers[x].input]
+    before = [graph.producer(name) for name in graph.origins((), measured, placed=True)]
+    limits_of_sizes = _limits(graph, [node for node in before if node is not None], {})
+    for limit, reader in sorted((limits_of_sizes | limits).items()):
+        length = limit + MARGIN
+        if length <= max(lengths):
+            continue
+        where = f"at a length of {length}, beyond the constant {limit} of {reader}"
+        known = [
+            x
+            for of_runs in ([np.array(x) for x in shapes], *([x[name] for x in runs] for name in sizes))
+            if (x := _longer(of_runs, lengths, batches, length)) is not None
+        ]
+        is_known = limit in limits and len(known) == 1 + len(sizes)
+        if not is_known or limit > MAX_LIMIT or np.prod(known[0]) > MAX_SCORES:
+            raise Refused(f"its shift cannot be checked {where}: give rewrite inputs as long")
+        values |= dict(zip([position.output, *sizes], known, strict=True))
+        values[position.output] = np.random.default_rng(0).random(known[0].tolist(), dtype=np.float32)
+        try:
+            moved = trial.run_nodes(graph, nodes, values, [position.moved])[position.moved]
+            _check_shift(values[position.output], moved, position.factor)
+        except Exception as error:
+            raise Refused(f"{error}, {where}") from error
+
+
+def _limits(
+    graph: Graph, nodes: Sequence[onnx.NodeProto], constants: Mapping[str, np.ndarray[Any, Any] | None]
+) -> dict[int, str]:
+    """Return the constants of nodes that limit sizes or compare to them, each with such a node.
+
+    constants: those that are known; for other names the graph's small ones.
+    """
+    limits: dict[int, str] = {}
+    for node in nodes:
+        inside = list(graph.inside(node))
+        if all(x.op_type not in LIMITING for x in inside):
+            continue
+        numbers = [constant_of(x) for x in inside if x.op_type == "Constant"]
+        for x in (*numbers, *(constants.get(name, graph.constant(name)) for name in inputs_of(node))):
+            if x is not None and x.size and x.dtype.kind in "iuf":
+                largest = np.nan_to_num(np.abs(x.astype(np.float64))).max()
+                if largest < NO_SIZE:
+                    limits[math.ceil(largest)] = f"{node.op_type}, {label(node)}"
+    return limits
+
+
+def _longer(
+    sizes: list[np.ndarray[Any, Any]], lengths: list[int], batches: list[int], length: int
+) -> np.ndarray[Any, Any] | None:
+    """Return sizes at a batch of one row and another length, or None if they are no multiple of the
+    batch and no linear function of the length.
+
+    sizes, lengths, batches: those of the runs.
+    """
+    first, last = int(np.argmin(lengths)), int(np.argmax(lengths))
+    found = []
+    if len({x.shape for x in sizes}) > 1:
+        return None
+    for of_runs in zip(*(x.reshape(-1).tolist() for x in sizes), strict=True):
+        for rows in (batches, [1] * len(batches)):
+            each, rest = zip(*(divmod(x, n) for x, n in zip(of_runs, rows, strict=True)), strict=True)
+            slope, more = divmod(each[last] - each[first], lengths[last] - lengths[first])
+            line = [each[first] + slope * (x - lengths[first]) for x in (*lengths, length)]
+            if not any(rest) and not more and list(each) == line[:-1]:
+                found.append(line[-1])
+                break
+        else:
+            return None
+    return np.array(found, np.int64).reshape(sizes[0].shape)
 
 
 def _check_shift(before: Any, after: Any, factor: float) -> None:
@@ -198,10 +325,11 @@ def _check_shift(before: Any, after: Any, factor: float) -> None:
     S], multiplied by the factor.
     """
     length, total = after.shape[2:]
-    columns = length - 1 - np.arange(length)[:, None] + np.arange(total)
-    if after.shape[:3] != before.shape[:3] or columns.max() >= before.shape[3]:
+    if after.shape[:3] != before.shape[:3] or length + total - 1 > before.shape[3]:
         raise Refused(f"scores of {list(before.shape)} become {list(after.shape)}, which is no relative shift")
-    if not np.allclose(after, factor * before[:, :, np.arange(length)[:, None], columns], rtol=1e-6, atol=0):
+    *outer, row, column = before.strides
+    wanted = as_strided(before[..., length - 1 :], after.shape, (*outer, row - column, column))
+    if not np.allclose(after, factor * wanted, rtol=1e-6, atol=0):
         raise Refused("it does not move each score of positions to the column of its distance")
 
 

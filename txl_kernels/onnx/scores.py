@@ -14,7 +14,7 @@ from txl_kernels.onnx.graph import Graph, attribute
 MOVES = (
     "Reshape", "Slice", "Pad", "Concat", "Transpose", "Unsqueeze", "Squeeze", "Gather", "Split", "Identity", "Expand",
 )  # fmt: skip
-HIDDEN = -1e3  # a score at or below it has weight 0 beside the others
+HIDDEN = -1e4  # a score that is set to it or to less is hidden: real ones are not so low
 NO_POSITIONS = "its scores have no relative positions"
 
 
@@ -129,12 +129,14 @@ def find(graph: Graph) -> Iterator[tuple[Attention, Refused | None]]:
 
 
 def _weights(graph: Graph, name: str) -> tuple[onnx.NodeProto, list[onnx.NodeProto]] | None:
-    """Return the softmax that makes the weights, and each Where between that sets weights to 0."""
+    """Return the softmax that makes the weights, and each Dropout and Where between that sets
+    weights to 0."""
     after: list[onnx.NodeProto] = []
     while (node := graph.producer(name)) is not None:
         if node.op_type == "Softmax":
             return node, after
         if node.op_type in ("Identity", "Dropout", "Cast"):
+            after += [node] * (node.op_type == "Dropout")
             name = node.input[0]
         elif node.op_type == "Where" and graph.scalar(node.input[1]) == 0:
             after.append(node)
@@ -160,6 +162,10 @@ def _read_softmax(graph: Graph, attention: Attention, softmax: onnx.NodeProto, a
         raise Refused(f"its scores have to be a product and a shifted one, but are {count} and {len(moved)} shifted")
     attention.averages &= bool(attention.masks)
     for node in after:
+        if node.op_type == "Dropout":
+            if any(node.input[2:]) and graph.scalar(node.input[2]) != 0:
+                raise Refused(f"its weights have a Dropout, {label(node)}, whose training_mode is not constant false")
+            continue
         test = graph.producer(node.input[0])
         if test is not None and test.op_type == "IsNaN" and test.input[0] == attention.softmax:
             continue
@@ -189,18 +195,18 @@ def _read(graph: Graph, name: str, scale: float, attention: Attention) -> None:
             raise Refused("its scores are not float32")
         _read(graph, node.input[0], scale, attention)
     elif kind == "Where":
-        hides = _fill(graph, node.input[1]) is not None
-        fill = _fill(graph, node.input[1 if hides else 2])
-        if fill is None or fill * scale > HIDDEN:
+        filled = [n for n in (1, 2) if _hides(graph, node.input[n], scale)]
+        if not filled:
             raise Refused(
-                f"a Where in its scores, {_label(node)}, does not hide keys: it has no constant below {HIDDEN:g}"
+                f"a Where in its scores, {label(node)}, does not hide keys: it has no constant that sets a score to "
+                f"{HIDDEN:g} or less"
             )
-        _add_mask(graph, attention, node.input[0], hides, fill * scale)
-        _read(graph, node.input[2 if hides else 1], scale, attention)
+        _add_mask(graph, attention, node, filled[0], scale)
+        _read(graph, node.input[3 - filled[0]], scale, attention)
     elif kind == "MatMul" or kind in MOVES:
         attention.products.append(_product(graph, name, scale))
     else:
-        raise Refused(f"its scores are made by {kind}, {_label(node)}, which the operator does not have")
+        raise Refused(f"its scores are made by {kind}, {label(node)}, which the operator does not have")
 
 
 def _product(graph: Graph, name: str, scale: float) -> Product:
@@ -214,13 +220,13 @@ def _product(graph: Graph, name: str, scale: float) -> Product:
             [*sources] = (x for x in node.input if not _is_filler(graph, x))
             if len(sources) != 1:
                 raise Refused(
-                    f"its scores have a Concat, {_label(node)}, of {len(sources)} tensors that are not constant"
+                    f"its scores have a Concat, {label(node)}, of {len(sources)} tensors that are not constant"
                 )
             [name] = sources
         elif node.op_type in MOVES:
             name = node.input[0]
         else:
-            raise Refused(f"its scores are made by {node.op_type}, {_label(node)}, which the operator does not have")
+            raise Refused(f"its scores are made by {node.op_type}, {label(node)}, which the operator does not have")
     if node is None:
         raise Refused(f"its scores add {name}, an input of the graph or a constant")
     return Product(node, moved, factor, scale)
@@ -242,17 +248,22 @@ def _scaling(graph: Graph, node: onnx.NodeProto) -> tuple[float, str]:
         return (second if node.op_type == "Mul" else 1 / second), node.input[0]
     if first is not None and node.op_type == "Mul":
         return first, node.input[1]
-    raise Refused(f"its scores have a {node.op_type}, {_label(node)}, by what is not a constant number")
+    raise Refused(f"its scores have a {node.op_type}, {label(node)}, by what is not a constant number")
 
 
 def _fill(graph: Graph, name: str) -> float | None:
-    """Return the number that hides keys if a tensor is such a constant, or None."""
+    """Return the number with which a constant is filled, or None."""
     node = graph.producer(name)
     while node is not None and node.op_type in ("Expand", "Cast"):
         name = node.input[0]
         node = graph.producer(name)
-    value = graph.scalar(name)
-    return value if value is not None and value <= HIDDEN else None
+    return graph.scalar(name)
+
+
+def _hides(graph: Graph, name: str, scale: float) -> bool:
+    """Whether a tensor is a constant that hides keys as a score that is multiplied by a number."""
+    fill = _fill(graph, name)
+    return fill is not None and fill * scale <= HIDDEN * (1 - 1e-6)
 
 
 def _is_constant_mask(graph: Graph, name: str, scale: float, attention: Attention) -> bool:
@@ -264,21 +275,20 @@ def _is_constant_mask(graph: Graph, name: str, scale: float, attention: Attentio
     if node is None or node.op_type != "Where":
         return False
     for zero, hidden in ((1, 2), (2, 1)):
-        fill = _fill(graph, node.input[hidden])
-        if graph.scalar(node.input[zero]) == 0 and fill is not None and fill * scale <= HIDDEN:
-            _add_mask(graph, attention, node.input[0], hidden == 1, fill * scale)
+        if graph.scalar(node.input[zero]) == 0 and _hides(graph, node.input[hidden], scale):
+            _add_mask(graph, attention, node, hidden, scale)
             return True
     return False
 
 
-def _add_mask(graph: Graph, attention: Attention, name: str, hides: bool, fill: float) -> None:
-    """Add a mask to an attention's.
+def _add_mask(graph: Graph, attention: Attention, node: onnx.NodeProto, hidden: int, scale: float) -> None:
+    """Add a Where's mask to an attention's.
 
-    hides: whether True stands for a hidden key. fill: the score of hidden keys.
+    hidden: the input with the number that hides keys. scale: by which that is multiplied.
     """
-    mask = _mask(graph, name)
-    attention.masks.append(mask if hides else Mask(mask.root, not mask.hides, mask.added))
-    attention.averages &= math.isfinite(fill)
+    mask, fill = _mask(graph, node.input[0]), _fill(graph, node.input[hidden])
+    attention.masks.append(mask if hidden == 1 else Mask(mask.root, not mask.hides, mask.added))
+    attention.averages &= fill is not None and math.isfinite(fill * scale)
 
 
 def _mask(graph: Graph, name: str) -> Mask:
@@ -311,5 +321,5 @@ def _is_flag(graph: Graph, name: str) -> bool:
     return types == [onnx.TensorProto.BOOL]
 
 
-def _label(node: onnx.NodeProto) -> str:
+def label(node: onnx.NodeProto) -> str:
     return str(node.name or node.output[0])

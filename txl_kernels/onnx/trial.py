@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from onnx import numpy_helper
 
-from txl_kernels.onnx.graph import Graph, inputs_of
+from txl_kernels.onnx.graph import SIZES, Graph, attribute, inputs_of
 from txl_kernels.onnx.library import library
 
 Arrays = dict[str, np.ndarray[Any, Any]]
-SIZES = ((2, 131), (3, 203), (1, 97))  # batch rows and frames of the runs
-SCALES = (1, 16, 128)  # multiples of these frames, for models that shorten their input more
+RUNS = ((2, 131), (3, 203), (1, 97))  # batch rows and frames of the runs
+SHORTENED = 8  # by how much a model may shorten these frames; for others there are more
+STRIDED = ("Conv", "ConvInteger", "QLinearConv", "MaxPool", "AveragePool", "LpPool")
 
 
 def run(graph: Graph, names: Collection[str], inputs: Sequence[Mapping[str, Any]] | None) -> list[Arrays]:
@@ -41,17 +43,32 @@ def run(graph: Graph, names: Collection[str], inputs: Sequence[Mapping[str, Any]
             return [constants | dict(given) | _results(session, wanted, given) for given in inputs]
         except Exception as error:
             raise RuntimeError(f"the model could not be run on inputs: {error}") from error
-    failed: Exception | None = None
-    for scale in SCALES:
-        try:
-            tried = [random_inputs(graph, batch, scale * frames) for batch, frames in SIZES]
-            return [constants | given | _results(session, wanted, given) for given in tried]
-        except Exception as error:
-            failed = failed or error
-    raise RuntimeError(
-        "the model could not be run on random inputs; give rewrite examples of its inputs "
-        f"(inputs=[{{name: array}}, ...]): {failed}"
-    ) from failed
+    scale = max(1, _shortening(graph, names) // SHORTENED)
+    try:
+        tried = [random_inputs(graph, batch, scale * frames) for batch, frames in RUNS]
+        return [constants | given | _results(session, wanted, given) for given in tried]
+    except Exception as error:
+        raise RuntimeError(
+            "the model could not be run on random inputs; give rewrite examples of its inputs "
+            f"(inputs=[{{name: array}}, ...]): {error}"
+        ) from error
+
+
+def _shortening(graph: Graph, names: Collection[str]) -> int:
+    """Return by how much strides shorten the model's inputs before tensors: the least of all ways
+    there."""
+    floats = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE}
+    shortened = {x.name: 1 for x in graph.model.graph.input if x.type.tensor_type.elem_type in floats}
+    for name in graph.initializers:
+        shortened.pop(name, None)
+    for node in graph.nodes:
+        before = [shortened[x] for x in inputs_of(node) if x in shortened]
+        if before and node.op_type not in SIZES:
+            stride = min(attribute(node, "strides", [1])) if node.op_type in STRIDED else 1
+            steps = graph.constant(node.input[4]) if node.op_type == "Slice" and len(node.input) > 4 else None
+            stride = stride if steps is None else int(np.abs(steps).max(initial=1))
+            shortened.update(dict.fromkeys(node.output, min(before) * stride))
+    return min((shortened[x] for x in names if x in shortened), default=1)
 
 
 def run_nodes(graph: Graph, nodes: Sequence[onnx.NodeProto], values: Mapping[str, Any], names: Sequence[str]) -> Arrays:
@@ -124,6 +141,12 @@ def _session(model: onnx.ModelProto, folder: str) -> Any:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 4  # errors are raised, too
     options.intra_op_num_threads = 2
+    options.enable_cpu_mem_arena = False  # a run beyond a constant is large: what it frees goes back
     options.register_custom_ops_library(library())
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    if tuple(map(int, onnxruntime.__version__.split(".")[:2])) >= (1, 21):
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    else:  # cannot be told the folder: gets what its files have
+        stored = [x for x in model.graph.initializer if x.data_location == onnx.TensorProto.EXTERNAL]
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy(numpy_helper.to_array(x, base_dir=folder)) for x in stored]
+        options.add_external_initializers([x.name for x in stored], values)
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])

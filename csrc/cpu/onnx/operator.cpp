@@ -1,5 +1,6 @@
 // Registers txl::RelAttention in ONNX Runtime: RegisterCustomOps, and the functions by which a session asks for types,
 // shapes and kernels.
+#include <cmath>
 #include <cstdio>
 #include <map>
 #include <memory>
@@ -43,9 +44,12 @@ class Reader {
 
   bool flag(const char* name, bool absent) { return integer(name, absent, 0, 1, "0 or 1") != 0; }
 
-  float real(const char* name) {
+  float real(const char* name, bool (*is_accepted)(double), const char* accepted) {
     float value = 0;
     if (!succeeds(api_.KernelInfoGetAttribute_float(info_, name, &value))) refuse_other_type(name, "a float");
+    char given[32];
+    std::snprintf(given, sizeof given, "%g", value);
+    if (!is_accepted(value)) refuse(name, accepted, given);
     return value;
   }
 
@@ -95,8 +99,11 @@ Attributes read_attributes(const Api& api, const OrtKernelInfo* info) {
   a.causal = reader.flag("causal", true), a.r_descending = reader.flag("r_descending", false);
   a.left = reader.integer("left", -1, -1, MAX, SIDE), a.right = reader.integer("right", -1, -1, MAX, SIDE);
   a.zero_row = reader.integer("zero_row", -1, -1, INT32_MAX, "a row of r, or -1 for the default");
-  a.scale = reader.real("scale"), a.position_scale = reader.real("position_scale");
-  a.softcap = reader.real("softcap");
+  const auto is_finite = [](double x) { return std::isfinite(x); };
+  const auto is_cap = [](double x) { return x == 0 || (x >= 1e-30 && x <= 1e30); };
+  a.scale = reader.real("scale", is_finite, "finite as a float");
+  a.position_scale = reader.real("position_scale", is_finite, "finite as a float");
+  a.softcap = reader.real("softcap", is_cap, "0 for none, or from 1e-30 to 1e30");
   const std::string outside = reader.text("outside", "refuse");
   if (outside == "clamp")
     a.outside = Outside::clamp;

@@ -210,13 +210,14 @@ WRONG_ATTRIBUTES: list[tuple[dict[str, Any], str]] = [
     ({"r_descending": -1}, "r_descending must be 0 or 1, got -1"),
     ({"scale": 1}, "scale must be a float, got an integer"),
     ({"softcap": [0.5, 0.5]}, "softcap must be a float, got a list"),
+    ({"scale": float("nan")}, "scale must be finite as a float, got nan"),
+    ({"position_scale": float("inf")}, "position_scale must be finite as a float, got inf"),
+    ({"softcap": -1.0}, "softcap must be 0 for none, or from 1e-30 to 1e30, got -1"),
+    ({"softcap": float("nan")}, "softcap must be 0 for none, or from 1e-30 to 1e30, got nan"),
     ({"outside": 1}, "outside must be a string, got an integer"),
     ({"outside": "wrap"}, 'outside must be "refuse", "clamp" or "zero", got "wrap"'),
 ]
 WRONG_SETTINGS: list[tuple[dict[str, Any], str]] = [
-    ({"scale": float("nan")}, "scale must be finite as a float, got nan"),
-    ({"position_scale": float("inf")}, "position_scale must be finite as a float, got inf"),
-    ({"softcap": -1.0}, "softcap must be 0 for none, or from 1e-30 to 1e30, got -1"),
     ({"causal": 0, "right": -1, "zero_row": -1},
      "zero_row must be given where causal is 0 and r or r_bias has not M + 2 L - 1 = 16 rows, got 11 rows"),
     ({"r_descending": 1, "zero_row": 11}, "zero_row must be a row of r (0 to 10) where r_descending is 1, got 11"),
