@@ -122,13 +122,13 @@ class Watch:
         return self._reason
 
     def _look(self) -> str | None:
-        return "the optimizer has hooks" if self._optimizer_has_hooks() else why_not(self._model)
+        return "the optimizer has hooks, or another step" if self._optimizer_has_hooks() else why_not(self._model)
 
     def _optimizer_has_hooks(self) -> bool:
         own = self._optimizer
         if own is None:
             return False
-        hooks = own._optimizer_step_pre_hooks or own._optimizer_step_post_hooks
+        hooks = own._optimizer_step_pre_hooks or own._optimizer_step_post_hooks or "step" in vars(own)
         return bool(hooks or optimizer._global_optimizer_pre_hooks or optimizer._global_optimizer_post_hooks)
 
     def changed(self) -> bool:
@@ -174,7 +174,7 @@ class Watch:
             *chain.from_iterable(map(dict.values, self._vars)), *self._others()[1],
         ]  # fmt: skip
         if self._optimizer is not None:
-            now += [type(self._optimizer), vars(self._optimizer).get("step")]
+            now += [type(self._optimizer), "step" in vars(self._optimizer)]
             now += [x.requires_grad for x in self._parameters]
             for group in self._optimizer.param_groups:
                 now += [(name, x) for name, x in group.items() if name not in ("params", "lr")]

@@ -257,6 +257,30 @@ def test_hooks_of_the_optimizer_are_called(tmp_path: Path, corpus: Corpus, runs:
     assert graph is replayed.updater.graphs._gradients is not None
 
 
+def test_a_replaced_step_of_the_optimizer_is_called(tmp_path: Path, corpus: Corpus, runs: list[Trainer]) -> None:
+    """torch's schedulers replace it on the instance."""
+    replayed, eager = two_runs(tmp_path, corpus, runs)
+    advance_both(replayed, eager, 14)
+    (optimizer,) = replayed.updater.optimizers
+    step, calls = optimizer.step, []
+    optimizer.step = lambda: calls.append(optimizer) or step()
+    advance_both(replayed, eager, 12)
+    assert len(calls) == 12
+    assert not is_captured(replayed)
+
+
+@pytest.mark.parametrize(("free", "allocated", "is_short"), [(4, 5, True), (5, 5, False), (1, 1, False), (1, 2, True)])
+def test_memory_is_short_where_a_step_does_not_fit_beside_the_graphs(
+    free: int, allocated: int, is_short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 10 reserved bytes graphs keep 5, which steps without them cannot use."""
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 100))
+    assert graphs.is_short_of_memory(torch.device("cuda"), 5) == is_short
+    assert not graphs.is_short_of_memory(torch.device("cpu"), 5)
+
+
 def test_gradients_that_are_left_are_added_to(tmp_path: Path, corpus: Corpus, runs: list[Trainer]) -> None:
     """Before the capture, and after it."""
     replayed, eager = two_runs(tmp_path, corpus, runs)
