@@ -65,7 +65,7 @@ Gradients gradients_of(const txl_gradients& x) {
 }  // namespace txl
 
 int txl_forward(const txl_call* call) {
-  const int code = txl::guard([&] { txl::check_call(call); });
+  const int code = txl::guard([&] { txl::check_forward(call); });
   return code ? code : txl_cpu_library()->forward(txl::problem_of(*call));
 }
 
@@ -76,10 +76,7 @@ int txl_forward_on(const txl_call* call, txl_parallel_for parallel_for, void* co
 }
 
 int txl_backward(const txl_call* call, const txl_gradients* gradients) {
-  const int code = txl::guard([&] {
-    txl::check_call(call);
-    txl::check_gradients(*call, gradients);
-  });
+  const int code = txl::guard([&] { txl::check_backward(call, gradients); });
   return code ? code : txl_cpu_library()->backward(txl::problem_of(*call), txl::gradients_of(*gradients));
 }
 

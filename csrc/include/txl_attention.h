@@ -12,7 +12,13 @@
  * sizes, strides, alignment, bounds, and that the table of positions has a row for each distance that a query sees. It
  * cannot check that a tensor's memory is as large as the sizes and strides say. A function that returns an int returns
  * TXL_OK, or another code below; then txl_last_error() has a message that names the argument, what was given and what
- * is accepted. No function ends the process or throws. */
+ * is accepted. No function ends the process or throws.
+ *
+ * Memory: an element that is written (of out, of lse, of a gradient) must not be one of an input or of another tensor
+ * that is written, and that of a gradient not one of out, of lse or of their gradients either; else the call is
+ * refused. This is decided exactly, by elements: tensors that alternate in one buffer are accepted, such as q, k and v
+ * in [B, L, 3, H, D]. There is one exception: forward may write out over q, or over q_pos, with the same data and
+ * strides and Dv = D (Dp). Backward cannot follow it, since it reads q. Inputs may share memory with one another. */
 #ifndef TXL_ATTENTION_H
 #define TXL_ATTENTION_H
 
