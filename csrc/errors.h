@@ -29,6 +29,8 @@ int guard(const F& f) noexcept {
     return fail(TXL_INVALID_ARGUMENT, error.what());
   } catch (const std::exception& error) {
     return fail(TXL_FAILED, error.what());
+  } catch (...) {  // by a function of the caller's
+    return fail(TXL_FAILED, "an exception that is not a std::exception");
   }
 }
 

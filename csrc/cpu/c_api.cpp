@@ -1,3 +1,5 @@
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -61,12 +63,26 @@ Gradients gradients_of(const txl_gradients& x) {
   return g;
 }
 
+// Runs f, which throws nothing, while this thread cannot be cancelled: the kernels' frames would be unwound while other
+// threads use their memory. No destructor restores the state, since a thread that is cancelled asynchronously is
+// unwound from there.
+template <class F>
+int without_cancellation(const F& f) {
+  int before = 0, ignored = 0;
+  pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+  const int code = f();
+  pthread_setcancelstate(before, &ignored);
+  return code;
+}
+
 }  // namespace
 }  // namespace txl
 
 int txl_forward(const txl_call* call) {
-  const int code = txl::guard([&] { txl::check_call(call); });
-  return code ? code : txl_cpu_library()->forward(txl::problem_of(*call));
+  return txl::without_cancellation([&] {
+    const int code = txl::guard([&] { txl::check_forward(call); });
+    return code ? code : txl_cpu_library()->forward(txl::problem_of(*call));
+  });
 }
 
 int txl_forward_on(const txl_call* call, txl_parallel_for parallel_for, void* context) {
@@ -76,11 +92,10 @@ int txl_forward_on(const txl_call* call, txl_parallel_for parallel_for, void* co
 }
 
 int txl_backward(const txl_call* call, const txl_gradients* gradients) {
-  const int code = txl::guard([&] {
-    txl::check_call(call);
-    txl::check_gradients(*call, gradients);
+  return txl::without_cancellation([&] {
+    const int code = txl::guard([&] { txl::check_backward(call, gradients); });
+    return code ? code : txl_cpu_library()->backward(txl::problem_of(*call), txl::gradients_of(*gradients));
   });
-  return code ? code : txl_cpu_library()->backward(txl::problem_of(*call), txl::gradients_of(*gradients));
 }
 
 const char* txl_instruction_set(void) {

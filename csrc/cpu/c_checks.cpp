@@ -4,10 +4,12 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <initializer_list>
 #include <iterator>
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -16,7 +18,28 @@
 namespace txl {
 namespace {
 
-using Sizes = std::vector<int64_t>;
+// The sizes of a tensor's axes.
+struct Sizes {
+  Sizes(std::initializer_list<int64_t> sizes) {
+    for (const int64_t size : sizes) add(size);
+  }
+  void add(int64_t size) { sizes_[axes++] = size; }
+  int64_t operator[](int n) const { return sizes_[n]; }
+  bool has_elements() const { return std::find(sizes_, sizes_ + axes, 0) == sizes_ + axes; }
+
+  int axes = 0;
+
+ private:
+  int64_t sizes_[4];
+};
+
+// The name of a tensor, in the struct `group` or, if this is "", in txl_call. Texts of messages are functions where
+// they are not literals, since most calls need none.
+struct Name {
+  const char *group, *field;
+  std::string operator()() const { return std::string(group) + field; }
+  bool is(const char* other) const { return !*group && std::strcmp(field, other) == 0; }
+};
 
 // An input: the letters of its axes, and where it lies in both structs.
 struct InputField {
@@ -31,9 +54,10 @@ struct InputField {
 constexpr InputField INPUT_FIELDS[] = {TXL_INPUT_SHAPES(TXL_ROW)};
 #undef TXL_ROW
 
-const char* const NEEDED[] = {"q", "k", "v", "k_mem", "v_mem"};  // where they have elements
+constexpr const char* NEEDED[] = {"q", "k", "v", "k_mem", "v_mem"};  // where they have elements
 
 constexpr int64_t MAX_SIZE = std::numeric_limits<int32_t>::max();
+constexpr int64_t MAX_BYTES = int64_t{1} << 60;  // of a tensor: sums and differences of addresses do not overflow
 
 std::string text(int64_t x) { return std::to_string(x); }
 
@@ -43,72 +67,94 @@ std::string text(double x) {
   return digits;
 }
 
-// Throws unless `holds`.
+// Returns a text, or that which a function returns.
 template <class T>
-void require(bool holds, const std::string& name, const char* accepted, T got) {
-  if (!holds) throw std::invalid_argument(name + " must be " + accepted + ", got " + text(got));
+std::string as_text(const T& x) {
+  if constexpr (std::is_invocable_v<T>)
+    return x();
+  else
+    return x;
 }
 
-int64_t size_of(const txl_call& c, const std::string& letter) {
+// Throws unless `holds`. name, accepted: texts, or functions that return them.
+template <class N, class A, class T>
+void require(bool holds, const N& name, const A& accepted, T got) {
+  if (!holds) throw std::invalid_argument(as_text(name) + " must be " + as_text(accepted) + ", got " + text(got));
+}
+
+int64_t size_of(const txl_call& c, const char* letter, size_t length) {
 #define TXL_SIZE(name) \
-  if (letter == #name) return c.name;
+  if (length == sizeof #name - 1 && std::memcmp(letter, #name, length) == 0) return c.name;
   TXL_SIZES(TXL_SIZE)
 #undef TXL_SIZE
-  throw std::invalid_argument("no size is called " + letter);
+  throw std::invalid_argument("no size is called " + std::string(letter, length));
 }
 
 // The sizes of axes, as in "B H L D".
 Sizes sizes_of(const txl_call& c, const char* axes) {
-  Sizes sizes;
-  for (const char* from = axes; *from;) {
-    const char* const to = std::strchr(from, ' ');
-    const std::string letter = to ? std::string(from, to) : std::string(from);
-    sizes.push_back(size_of(c, letter));
-    from += letter.size() + (to ? 1 : 0);
+  Sizes sizes = {};
+  while (*axes) {
+    const size_t length = std::strcspn(axes, " ");
+    sizes.add(size_of(c, axes, length));
+    axes += length + (axes[length] == ' ');
   }
   return sizes;
 }
 
-bool has_elements(const Sizes& sizes) { return std::find(sizes.begin(), sizes.end(), 0) == sizes.end(); }
+// The strides of contiguous elements.
+txl_tensor contiguous(const void* data, const Sizes& sizes) {
+  txl_tensor x = {const_cast<void*>(data), {}};
+  int64_t stride = 1;
+  for (int n = sizes.axes; n--; stride *= sizes[n]) x.stride[n] = stride;
+  return x;
+}
 
 int64_t element_bytes(const txl_call& c, bool is_float) { return is_float || c.type == TXL_FLOAT32 ? 4 : 2; }
 
+void check_alignment(const Name& name, const char* member, const void* data, int64_t bytes, const char* accepted) {
+  const auto address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(data));
+  require(address % bytes == 0, [&] { return name() + member; }, accepted, address);
+}
+
 // Checks the alignment and the strides of a tensor that is given.
-void check_tensor(const std::string& name, const txl_tensor& x, const Sizes& sizes, int64_t bytes, bool any_strides) {
-  const size_t axes = sizes.size();
-  require(reinterpret_cast<uintptr_t>(x.data) % static_cast<size_t>(bytes) == 0, name + ".data",
-          "at a multiple of its element's size", static_cast<int64_t>(reinterpret_cast<uintptr_t>(x.data)));
+void check_tensor(const Name& name, const txl_tensor& x, const Sizes& sizes, int64_t bytes, bool any_strides) {
+  check_alignment(name, ".data", x.data, bytes, "at a multiple of its element's size");
   int64_t last = 0;  // the offset of the last element
-  for (size_t n = 0; n < axes; ++n) {
+  for (int n = 0; n < sizes.axes; ++n) {
     const int64_t stride = x.stride[n];
     if (sizes[n] <= 1) continue;
-    const std::string which = name + ".stride[" + std::to_string(n) + "]";
+    const auto which = [&] { return name() + ".stride[" + std::to_string(n) + "]"; };
     require(stride >= 0, which, "at least 0", stride);
-    if (n == axes - 1 && !any_strides) require(stride == 1, which, "1, its last axis contiguous", stride);
+    if (n == sizes.axes - 1 && !any_strides) require(stride == 1, which, "1, its last axis contiguous", stride);
     int64_t step = 0;
-    require(
-        !__builtin_mul_overflow(stride, (sizes[n] - 1) * bytes, &step) && !__builtin_add_overflow(last, step, &last),
-        which, "such that the tensor fits in memory", stride);
+    const bool fits = !__builtin_mul_overflow(stride, (sizes[n] - 1) * bytes, &step) &&
+                      !__builtin_add_overflow(last, step, &last) && last <= MAX_BYTES;
+    require(fits, which, "such that the tensor fits in memory", stride);
   }
 }
 
 // Checks a tensor that is written: its last axis is contiguous, and no two elements share memory.
-void check_written(const std::string& name, const txl_tensor& x, const Sizes& sizes, int64_t bytes) {
-  if (!has_elements(sizes)) return;
+void check_written(const Name& name, const txl_tensor& x, const Sizes& sizes, int64_t bytes) {
+  if (!sizes.has_elements()) return;
   check_tensor(name, x, sizes, bytes, false);
-  std::vector<std::pair<int64_t, int64_t>> axes;  // stride and size
-  for (size_t n = 0; n < sizes.size(); ++n)
-    if (sizes[n] > 1) axes.emplace_back(x.stride[n], sizes[n]);
-  std::sort(axes.begin(), axes.end());
+  std::pair<int64_t, int64_t> axes[4];  // stride and size, sorted
+  int count = 0;
+  for (int n = 0; n < sizes.axes; ++n) {
+    if (sizes[n] == 1) continue;
+    axes[count] = {x.stride[n], sizes[n]};
+    std::rotate(std::upper_bound(axes, axes + count, axes[count]), axes + count, axes + count + 1);
+    ++count;
+  }
   int64_t extent = 1;
-  for (const auto& [stride, size] : axes) {
-    require(stride >= extent, name + ".stride", "such that no elements share memory", stride);
+  for (int n = 0; n < count; ++n) {
+    const auto [stride, size] = axes[n];
+    require(stride >= extent, [&] { return name() + ".stride"; }, "such that no elements share memory", stride);
     extent += (size - 1) * stride;
   }
 }
 
-void check_given(const std::string& name, const void* data, const Sizes& sizes) {
-  if (!data && has_elements(sizes)) throw std::invalid_argument(name + " must be given, got NULL");
+void check_given(const Name& name, const void* data, const Sizes& sizes) {
+  if (!data && sizes.has_elements()) throw std::invalid_argument(name() + " must be given, got NULL");
 }
 
 void check_sizes(const txl_call& c) {
@@ -118,9 +164,10 @@ void check_sizes(const txl_call& c) {
   require(c.D >= 1, "D", "at least 1", c.D);
   require(c.Dv >= 1, "Dv", "at least 1", c.Dv);
   require(c.Dp >= 1, "Dp", "at least 1", c.Dp);
-  require(c.Hkv == c.H || (c.Hkv && c.H % c.Hkv == 0), "Hkv", ("H = " + text(c.H) + " or a divisor of it").c_str(),
-          c.Hkv);
-  if (!c.q_pos.data) require(c.Dp == c.D, "Dp", ("D = " + text(c.D) + " without q_pos").c_str(), c.Dp);
+  require(
+      c.Hkv == c.H || (c.Hkv && c.H % c.Hkv == 0), "Hkv", [&] { return "H = " + text(c.H) + " or a divisor of it"; },
+      c.Hkv);
+  if (!c.q_pos.data) require(c.Dp == c.D, "Dp", [&] { return "D = " + text(c.D) + " without q_pos"; }, c.Dp);
 }
 
 void check_settings(const txl_call& c) {
@@ -131,8 +178,9 @@ void check_settings(const txl_call& c) {
   require(std::abs(c.scale) <= MAX_SCALE, "scale", "finite as a float", c.scale);
   require(std::abs(c.position_scale) <= MAX_SCALE, "position_scale", "finite as a float", c.position_scale);
   if (!c.q_pos.data && c.r.data)
-    require(c.position_scale == c.scale, "position_scale",
-            ("scale = " + text(c.scale) + " beside r without q_pos").c_str(), c.position_scale);
+    require(
+        c.position_scale == c.scale, "position_scale",
+        [&] { return "scale = " + text(c.scale) + " beside r without q_pos"; }, c.position_scale);
   require(c.dropout_p >= 0 && c.dropout_p < 1, "dropout_p", "in [0, 1)", c.dropout_p);
   require(c.softcap == 0 || (c.softcap >= 1e-30 && c.softcap <= 1e30), "softcap", "0 for none, or from 1e-30 to 1e30",
           c.softcap);
@@ -143,23 +191,23 @@ void check_tensors(const txl_call& c) {
   for (const InputField& field : INPUT_FIELDS) {
     const txl_tensor& x = c.*field.tensor;
     const Sizes sizes = sizes_of(c, field.axes);
-    const std::string name = field.name;
-    if (std::find(std::begin(NEEDED), std::end(NEEDED), name) != std::end(NEEDED)) check_given(name, x.data, sizes);
+    const Name name = {"", field.name};
+    for (const char* needed : NEEDED)
+      if (!x.data && name.is(needed)) check_given(name, x.data, sizes);
     if (x.data) check_tensor(name, x, sizes, element_bytes(c, field.is_float), field.any_strides);
   }
   if (!c.r.data && !c.r_bias.data) throw std::invalid_argument("r must be given, or r_bias, got NULL for both");
   if (c.zero_outside) require(c.T >= 1, "T", "at least 1 where zero_outside is 1", c.T);
-  check_given("out", c.out.data, {c.B, c.H, c.L, c.Dv});
-  check_written("out", c.out, {c.B, c.H, c.L, c.Dv}, element_bytes(c, false));
-  require(reinterpret_cast<uintptr_t>(c.lse) % sizeof(float) == 0, "lse", "at a multiple of 4 bytes",
-          static_cast<int64_t>(reinterpret_cast<uintptr_t>(c.lse)));
+  check_given({"", "out"}, c.out.data, {c.B, c.H, c.L, c.Dv});
+  check_written({"", "out"}, c.out, {c.B, c.H, c.L, c.Dv}, element_bytes(c, false));
+  check_alignment({"", "lse"}, "", c.lse, sizeof(float), "at a multiple of 4 bytes");
 }
 
 // Checks the values of start and end, and that the table has a row for each distance that a query sees.
 void check_visible(const txl_call& c) {
   const int64_t keys = c.M + c.L;
   for (const auto& [name, x] : {std::pair{"start", &c.start}, std::pair{"end", &c.end}})
-    if (x->data) check_tensor(name, *x, {c.B, c.L}, 4, true);
+    if (x->data) check_tensor({"", name}, *x, {c.B, c.L}, 4, true);
   const auto bound = [&](const char* name, const txl_tensor& x, int64_t b, int64_t i, int64_t absent) -> int64_t {
     if (!x.data) return absent;
     const int64_t value = static_cast<const int32_t*>(x.data)[b * x.stride[0] + i * x.stride[1]];
@@ -184,13 +232,144 @@ void check_visible(const txl_call& c) {
                               " and zero_row " + text(c.zero_row));
 }
 
-}  // namespace
+// The memory of a tensor that has elements: the bytes [begin, end), and those of its elements among them.
+struct Memory {
+  Memory(const Name& name, const txl_tensor& x, const Sizes& sizes, int64_t bytes)
+      : name(name), begin(reinterpret_cast<uintptr_t>(x.data)), end(begin), bytes(bytes) {
+    for (int n = 0; n < sizes.axes; ++n) {
+      if (sizes[n] == 1 || x.stride[n] == 0) continue;
+      stride[axes] = x.stride[n] * bytes, size[axes] = sizes[n];
+      end += static_cast<uintptr_t>(stride[axes] * (size[axes] - 1));
+      ++axes;
+    }
+    end += static_cast<uintptr_t>(bytes);
+  }
+
+  Name name;
+  uintptr_t begin, end;
+  int64_t bytes;               // of an element
+  int axes = 0;                // with several elements, at different addresses
+  int64_t stride[4], size[4];  // in bytes; in elements
+};
+
+// The sums of multiples x * stride, one for each of up to nine strides, with low <= x <= high.
+class Sums {
+ public:
+  void add(int64_t stride, int64_t low, int64_t high) {
+    int n = count_;
+    for (int same = 0; same < count_; ++same)
+      if (term_[same].stride == stride) {
+        term_[same].low += low, term_[same].high += high;
+        return;
+      }
+    for (; n > 0 && term_[n - 1].stride > stride; --n) term_[n] = term_[n - 1];
+    term_[n] = {stride, low, high};
+    ++count_;
+  }
+
+  // Whether a sum equals `wanted`, exactly. Strides are tried from the largest down, each with those multiples alone
+  // from which the smaller ones can reach the rest: at most two where both tensors have one set of strides.
+  bool contain(int64_t wanted) {
+    for (int n = 0; n < count_; ++n) {
+      const Term& t = term_[n];
+      const Reach& smaller = reach_[n];
+      reach_[n + 1] = {smaller.low + t.low * t.stride, smaller.high + t.high * t.stride,
+                       smaller.dense && t.stride <= smaller.high - smaller.low + 1};
+    }
+    return contain(count_, wanted);
+  }
+
+ private:
+  struct Term {
+    int64_t stride, low, high;
+  };
+  struct Reach {  // of the sums of the smallest strides
+    int64_t low = 0, high = 0;
+    bool dense = true;  // whether they are all integers in [low, high]
+  };
+
+  bool contain(int terms, int64_t wanted) const {
+    const Reach& all = reach_[terms];
+    if (wanted < all.low || wanted > all.high) return false;
+    if (all.dense) return true;
+    const Term& t = term_[terms - 1];
+    const Reach& smaller = reach_[terms - 1];
+    int64_t x = std::max(t.low, floor_div(wanted - smaller.high + t.stride - 1, t.stride));
+    const int64_t last = std::min(t.high, floor_div(wanted - smaller.low, t.stride));
+    for (; x <= last; ++x)
+      if (contain(terms - 1, wanted - x * t.stride)) return true;
+    return false;
+  }
+
+  static int64_t floor_div(int64_t x, int64_t y) { return x / y - (x % y < 0); }
+
+  int count_ = 0;
+  Term term_[9];
+  Reach reach_[10];
+};
+
+// Whether an element of one tensor shares memory with an element of the other.
+bool share_elements(const Memory& x, const Memory& y) {
+  if (x.end <= y.begin || y.end <= x.begin) return false;
+  Sums differences;  // of the addresses of their bytes, each counted from its tensor's first
+  differences.add(1, 1 - y.bytes, x.bytes - 1);
+  for (int n = 0; n < x.axes; ++n) differences.add(x.stride[n], 0, x.size[n] - 1);
+  for (int n = 0; n < y.axes; ++n) differences.add(y.stride[n], 1 - y.size[n], 0);
+  return differences.contain(static_cast<int64_t>(y.begin - x.begin));
+}
+
+// Whether the elements of two tensors are at the same addresses, in the same order.
+bool same_elements(const Memory& x, const Memory& y) {
+  return x.begin == y.begin && x.bytes == y.bytes && x.axes == y.axes &&
+         std::equal(x.stride, x.stride + x.axes, y.stride) && std::equal(x.size, x.size + x.axes, y.size);
+}
+
+// Checks that no element that is written is one of another tensor. gradients: null for forward, which may write out
+// over the queries, since each of its items reads all of its queries before it writes. For backward, out and lse must
+// not be an input's either: forward has then overwritten it.
+void check_overlap(const txl_call& c, const txl_gradients* gradients) {
+  std::vector<Memory> tensors;
+  tensors.reserve(2 * std::size(INPUT_FIELDS) + 6);
+  const auto add = [&](const Name& name, const txl_tensor& x, const Sizes& sizes, bool is_float) {
+    if (x.data && sizes.has_elements()) tensors.emplace_back(name, x, sizes, element_bytes(c, is_float));
+  };
+  const auto check_against_earlier = [&](size_t n) {
+    for (size_t other = 0; other < n; ++other) {
+      const Memory &x = tensors[n], &y = tensors[other];
+      if (!share_elements(x, y)) continue;
+      const bool in_place = !gradients && x.name.is("out") && (y.name.is("q") || y.name.is("q_pos"));
+      if (in_place && same_elements(x, y)) continue;
+      throw std::invalid_argument(x.name() + " must have memory of its own" +
+                                  (in_place ? " or that of " + y.name() + ", element by element" : "") +
+                                  ", got elements in the memory of " + y.name());
+    }
+  };
+  const Sizes out = {c.B, c.H, c.L, c.Dv}, rows = {c.B, c.H, c.L}, bounds = {c.B, c.L};
+  for (const InputField& field : INPUT_FIELDS)
+    if ((c.*field.tensor).data) add({"", field.name}, c.*field.tensor, sizes_of(c, field.axes), field.is_float);
+  add({"", "start"}, c.start, bounds, true);
+  add({"", "end"}, c.end, bounds, true);
+  size_t n = tensors.size();
+  add({"", "out"}, c.out, out, false);
+  add({"", "lse"}, contiguous(c.lse, rows), rows, true);
+  for (; n < tensors.size(); ++n) check_against_earlier(n);
+  if (!gradients) return;
+  add({"gradients.", "out"}, gradients->out, out, false);
+  add({"gradients.", "lse"}, contiguous(gradients->lse, rows), rows, true);
+  n = tensors.size();
+  for (const InputField& field : INPUT_FIELDS) {
+    const txl_tensor& x = gradients->*field.gradient;
+    if (x.data) add({"gradients.", field.name}, x, sizes_of(c, field.axes), field.is_float);
+  }
+  for (; n < tensors.size(); ++n) check_against_earlier(n);
+}
 
 void check_call(const txl_call* call) {
   if (!call) throw std::invalid_argument("call must be given, got NULL");
-  require(call->struct_size == sizeof(txl_call), "struct_size",
-          ("sizeof(txl_call) = " + std::to_string(sizeof(txl_call)) + ", that of this library's header").c_str(),
-          static_cast<int64_t>(call->struct_size));
+  require(
+      call->struct_size == sizeof(txl_call), "struct_size",
+      [] { return "sizeof(txl_call) = " + std::to_string(sizeof(txl_call)) + ", that of this library's header"; },
+      static_cast<int64_t>(call->struct_size));
   require(call->type == TXL_FLOAT32 || call->type == TXL_BFLOAT16, "type", "TXL_FLOAT32 (0) or TXL_BFLOAT16 (1)",
           int64_t{call->type});
   check_sizes(*call);
@@ -203,22 +382,36 @@ void check_gradients(const txl_call& call, const txl_gradients* gradients) {
   if (!gradients) throw std::invalid_argument("gradients must be given, got NULL");
   require(
       gradients->struct_size == sizeof(txl_gradients), "gradients.struct_size",
-      ("sizeof(txl_gradients) = " + std::to_string(sizeof(txl_gradients)) + ", that of this library's header").c_str(),
+      [] {
+        return "sizeof(txl_gradients) = " + std::to_string(sizeof(txl_gradients)) + ", that of this library's header";
+      },
       static_cast<int64_t>(gradients->struct_size));
   const Sizes out = {call.B, call.H, call.L, call.Dv}, rows = {call.B, call.H, call.L};
-  check_given("lse", call.lse, rows);
-  check_given("gradients.out", gradients->out.data, out);
-  check_tensor("gradients.out", gradients->out, out, element_bytes(call, false), false);
-  require(reinterpret_cast<uintptr_t>(gradients->lse) % sizeof(float) == 0, "gradients.lse", "at a multiple of 4 bytes",
-          static_cast<int64_t>(reinterpret_cast<uintptr_t>(gradients->lse)));
+  check_given({"", "lse"}, call.lse, rows);
+  check_given({"gradients.", "out"}, gradients->out.data, out);
+  check_tensor({"gradients.", "out"}, gradients->out, out, element_bytes(call, false), false);
+  check_alignment({"gradients.", "lse"}, "", gradients->lse, sizeof(float), "at a multiple of 4 bytes");
   for (const InputField& field : INPUT_FIELDS) {
     const txl_tensor& x = gradients->*field.gradient;
-    const std::string name = std::string("gradients.") + field.name;
+    const Name name = {"gradients.", field.name};
     if (!x.data) continue;
     if (!(call.*field.tensor).data)
-      throw std::invalid_argument(name + " must be NULL where " + field.name + " is NULL");
+      throw std::invalid_argument(name() + " must be NULL where " + field.name + " is NULL");
     check_written(name, x, sizes_of(call, field.axes), element_bytes(call, field.is_float));
   }
+}
+
+}  // namespace
+
+void check_forward(const txl_call* call) {
+  check_call(call);
+  check_overlap(*call, nullptr);
+}
+
+void check_backward(const txl_call* call, const txl_gradients* gradients) {
+  check_call(call);
+  check_gradients(*call, gradients);
+  check_overlap(*call, gradients);
 }
 
 }  // namespace txl

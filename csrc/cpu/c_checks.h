@@ -5,7 +5,7 @@
 namespace txl {
 
 // Throw std::invalid_argument, whose message names the argument, what was given and what is accepted.
-void check_call(const txl_call* call);
-void check_gradients(const txl_call& call, const txl_gradients* gradients);
+void check_forward(const txl_call* call);
+void check_backward(const txl_call* call, const txl_gradients* gradients);
 
 }  // namespace txl

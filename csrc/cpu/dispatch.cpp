@@ -151,7 +151,8 @@ std::string why_not_amx() {
 }
 
 const std::vector<Kernels>& all_kernels() {
-  static const std::vector<Kernels> all = {
+  // Never destroyed, since a function of atexit may make a call.
+  static const auto& all = *new std::vector<Kernels>{
 #if defined(__x86_64__)
       {"amx", has_amx, always, TXL_BF16_DOT_KERNELS(amx, avx512)},
       {"avx512_bf16", has_avx512_bf16, prefers_bf16_dot, TXL_BF16_DOT_KERNELS(avx512_bf16, avx512)},

@@ -23,18 +23,27 @@ constexpr size_t kAlign = 64;
 constexpr size_t kCachedBlocks = 4, kMaxCachedBytes = size_t{1} << 23;
 
 struct BlockCache {
-  void* block[kCachedBlocks] = {};
-  size_t bytes[kCachedBlocks] = {};
-
-  ~BlockCache() {
-    for (void* p : block) std::free(p);
-  }
+  void* block[kCachedBlocks];
+  size_t bytes[kCachedBlocks];
+  bool closed;
 };
 
-thread_local BlockCache g_cache;
+thread_local BlockCache g_cache;  // never destroyed, since a destructor of the thread's other data may make a call
+
+// Frees the blocks when the thread ends.
+struct CacheCloser {
+  ~CacheCloser() {
+    for (void*& p : g_cache.block) std::free(p), p = nullptr;
+    g_cache.closed = true;
+  }
+  void start() const {}  // naming the object makes this thread destroy it
+};
+
+thread_local CacheCloser g_closer;
 
 // Returns a cached block of at least `bytes`, which becomes its size; null if there is none.
 void* take_cached(size_t& bytes) {
+  g_closer.start();
   for (size_t i = 0; i < kCachedBlocks; ++i)
     if (g_cache.block[i] && g_cache.bytes[i] >= bytes && g_cache.bytes[i] <= 4 * bytes + kMaxCachedBytes / 16) {
       void* p = g_cache.block[i];
@@ -50,7 +59,8 @@ void release(void* p, size_t bytes) {
   size_t slot = 0;
   for (size_t i = 0; i < kCachedBlocks && g_cache.block[slot]; ++i)
     if (!g_cache.block[i] || g_cache.bytes[i] < g_cache.bytes[slot]) slot = i;
-  if (bytes > kMaxCachedBytes || (g_cache.block[slot] && g_cache.bytes[slot] >= bytes)) return std::free(p);
+  if (g_cache.closed || bytes > kMaxCachedBytes || (g_cache.block[slot] && g_cache.bytes[slot] >= bytes))
+    return std::free(p);
   std::free(g_cache.block[slot]);
   g_cache.block[slot] = p;
   g_cache.bytes[slot] = bytes;
@@ -194,9 +204,12 @@ void parallel_for(int threads, int64_t items, Body body, void* context) {
   Loop loop{body, context, items};
   if (threads <= 1 || items <= 1) {
     run_items(&loop);
-  } else if (g_callers.run) {
+  } else if (const CallersThreads callers = g_callers; callers.run) {
     const auto tasks = static_cast<size_t>(std::min<int64_t>(threads, items));
-    g_callers.run(g_callers.context, [](void* p, size_t) { run_items(p); }, &loop, tasks);
+    {
+      const OnCallersThreads none({});  // a call that the function makes runs on the pool
+      callers.run(callers.context, [](void* p, size_t) { run_items(p); }, &loop, tasks);
+    }
     run_items(&loop);  // items are left if the function has failed; a task that has not run leaves its thread's number
   } else if (GompParallel gomp = usable_openmp()) {
     // The team is always whole: for a smaller one libgomp would end the other threads, and start new ones for the next

@@ -38,7 +38,8 @@ struct CallersThreads {
   void* context = nullptr;
 };
 
-// While it exists, the loops of the thread that made it run by the caller's function, and use neither pool.
+// While it exists, the loops of the thread that made it run by the caller's function, and use neither pool; without a
+// function they use a pool again.
 class OnCallersThreads {
  public:
   explicit OnCallersThreads(CallersThreads threads);

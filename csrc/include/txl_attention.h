@@ -12,7 +12,18 @@
  * sizes, strides, alignment, bounds, and that the table of positions has a row for each distance that a query sees. It
  * cannot check that a tensor's memory is as large as the sizes and strides say. A function that returns an int returns
  * TXL_OK, or another code below; then txl_last_error() has a message that names the argument, what was given and what
- * is accepted. No function ends the process or throws. */
+ * is accepted. No function ends the process or throws.
+ *
+ * Memory: an element that is written (of out, of lse, of a gradient) must not be one of an input or of another tensor
+ * that is written, and that of a gradient not one of out, of lse or of their gradients either; else the call is
+ * refused. This is decided exactly, by elements: tensors that alternate in one buffer are accepted, such as q, k and v
+ * in [B, L, 3, H, D]. There is one exception: forward may write out over q, or over q_pos, with the same data and
+ * strides and Dv = D (Dp). Backward cannot follow it, since it reads q. Inputs may share memory with one another.
+ *
+ * Threads: a thread that is in a call cannot be cancelled (pthread_cancel). It ends at its first cancellation point
+ * after the call, or, if its type of cancellation is asynchronous, at the call's end. dlclose does not unload the
+ * library, since its threads wait for calls until the process ends. Destructors of thread-specific data and functions
+ * of atexit may make calls, too. */
 #ifndef TXL_ATTENTION_H
 #define TXL_ATTENTION_H
 
@@ -116,7 +127,11 @@ TXL_API int txl_forward(const txl_call* call);
 typedef void (*txl_parallel_for)(void* context, void (*task)(void* data, size_t index), void* data, size_t tasks);
 
 /* As txl_forward, on the caller's threads instead of the library's: `parallel_for` is called with `context` and at most
- * txl_threads() tasks. What it leaves undone runs on this thread. The results are the same bits. */
+ * txl_threads() tasks. What it leaves undone runs on this thread. The results are the same bits.
+ *
+ * parallel_for runs on this thread, which cannot be cancelled meanwhile. It may make calls: its txl_forward and
+ * txl_backward run on the library's threads. Where it throws, the call returns an error code and out is incomplete; no
+ * task may be running then, or run later. It must not end its thread (pthread_exit) or leave by longjmp. */
 TXL_API int txl_forward_on(const txl_call* call, txl_parallel_for parallel_for, void* context);
 
 /* Backward of the same call, with the out and lse that forward has written. */
