@@ -46,12 +46,12 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether oneDNN computes the product of x [.., in] and weight [out, in]."""
     return (
         not torch.is_grad_enabled()
+        and is_plain()  # before sizes, which may be symbols
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == weight.device.type == "cpu"
         and x.dim() > 1
         and x.numel() * weight.size(0) >= _LEAST
         and x.size(-1) == weight.size(1)
-        and is_plain()
         and ordinary(x, weight, bias)
         and weight.is_contiguous()
         and autocast_dtype("cpu") is None

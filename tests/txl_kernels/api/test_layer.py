@@ -102,6 +102,18 @@ def test_one_exported_graph_serves_all_memories(name: str) -> None:
         torch.testing.assert_close(program(*given), it(*given))
 
 
+@torch.no_grad()
+def test_a_graph_exported_without_gradients_serves_all_memories() -> None:
+    """Products of more and of fewer than 2^22 multiply-adds, from where oneDNN may compute them."""
+    it = layer(d_head=16, dtype=torch.float32, batch_first=True)
+    length, memory_len = torch.export.Dim("length", max=9000), torch.export.Dim("memory_len", max=9000)
+    example = hidden(8).float(), hidden(5).float()
+    program = torch.export.export(it, example, dynamic_shapes=({1: length}, {1: memory_len})).module()
+    for sizes in ((16, 3), (17, 3000)):
+        given = [hidden(size).float() for size in sizes]
+        torch.testing.assert_close(program(*given), it(*given))
+
+
 @pytest.mark.parametrize("name", ["plain", "bidirectional", "length first", "learned, every option"])
 def test_unaligned_widths_are_padded_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     it, widths = layer(name, d_head=5), []
