@@ -65,7 +65,9 @@ def test_layout_blhd_gives_the_same_bits(case: Case) -> None:
 def test_layout_bhld_is_the_default() -> None:
     arrays, attributes = arrays_of(CASE), attributes_of(CASE)
     [want] = session_of(model_of(arrays, attributes)).run(None, arrays)
-    np.testing.assert_array_equal(session_of(model_of(arrays, attributes | {"layout": "BHLD"})).run(None, arrays)[0], want)
+    np.testing.assert_array_equal(
+        session_of(model_of(arrays, attributes | {"layout": "BHLD"})).run(None, arrays)[0], want
+    )
 
 
 @pytest.mark.parametrize(("name", "shape", "message"), [
