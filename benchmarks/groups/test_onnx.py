@@ -1,5 +1,6 @@
-"""The attention of an exported encoder in ONNX Runtime on two threads, as exported and rewritten:
-time, and peak memory in a separate process. Parakeet's sizes at 12.5 frames a second.
+"""An exported encoder in ONNX Runtime on two threads, as exported and rewritten: the time of the
+whole encoder (FastConformer Large) and of its attention, and the peak memory of attention in a
+separate process (Parakeet's sizes). 12.5 frames a second.
 
     make peers
     PEERS=.peers pytest benchmarks/groups/test_onnx.py --benchmark-only [--full]
@@ -31,6 +32,18 @@ def test_layers(machine: Machine, full: bool) -> list[Comparison]:
             runs = [Implementation(x, prepare[x], role) for x, role in METHODS.items()]
             case = _case(2, frames, "with projections" if projections else "without projections")
             found.append(Comparison("exported encoders' attention", case, runs, clock="wall", seconds=8, maximum=30))
+    return found
+
+
+@comparisons("cpu", backend=None)
+def test_encoder(machine: Machine, full: bool) -> list[Comparison]:
+    """The whole encoder on 1 s, 3 s, 10 s and 30 s of audio."""
+    found = []
+    for frames in (13, 38, 125, 375):
+        runs = [Implementation(x, functools.partial(encoders.encoder_entry, x, frames), r) for x, r in METHODS.items()]
+        shape = Shape(1, 8, frames, 0, 64)
+        case = Case(direction="forward", shape=shape, model="NeMo in ONNX Runtime", layers=17, note="whole encoder")
+        found.append(Comparison("exported encoders", case, runs, clock="wall", seconds=20, maximum=60))
     return found
 
 

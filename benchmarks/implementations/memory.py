@@ -84,7 +84,7 @@ def work(kind: str, name: str, length: int, machine: Machine) -> Callable[[], ob
 def _session(method: str, layers: int) -> Any:
     from implementations import onnx_encoders
 
-    return onnx_encoders.session_of(method, layers, projections=True)
+    return onnx_encoders.session_of(method, onnx_encoders.exported(layers, True)[1], layers)
 
 
 def _high_water() -> float:

@@ -1,14 +1,17 @@
-"""The attention of NeMo's encoder in ONNX Runtime: the graph that torch's exporter writes, and the
-same, rewritten (`txl_kernels.onnx.rewrite`). Parakeet's sizes: 8 heads of width 128.
+"""NeMo's encoder in ONNX Runtime: the graph that torch's exporter writes, and the same, rewritten
+(`txl_kernels.onnx.rewrite`).
 
-Each layer is NeMo's own, with the table of its encoder and a mask from lengths. All layers have the
-same weights, so that the graph of 24 is small.
+Its attention alone has Parakeet's sizes: 8 heads of width 128. Each layer is NeMo's own, with the
+table of its encoder and a mask from lengths. All layers have the same weights, so that the graph of
+24 is small. The whole encoder has those of FastConformer Large: 17 layers, 8 heads of width 64.
 """
 
+import copy
 import functools
 import importlib.util
 import io
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +26,23 @@ ORIGINAL, REWRITTEN = "exported", "rewritten"
 HEADS, WIDTH, THREADS = 8, 128, 2
 MAX_FRAMES = 8000
 D_MODEL = HEADS * WIDTH
+
+
+class Encoder(nn.Module):
+    """NeMo's FastConformer Large: features [B, 80, 8 T] and lengths [B] to [B, 512, T]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = {"feat_in": 80, "n_layers": 17, "d_model": 512, "n_heads": 8, "conv_kernel_size": 9}
+        subsampling = {"subsampling": "dw_striding", "subsampling_factor": 8, "subsampling_conv_channels": 256}
+        self.encoder = bare_peers.nemo_encoder().ConformerEncoder(**sizes, **subsampling)
+        self.encoder.export_cache_support = False
+        for name, x in self.named_parameters():
+            if name.endswith(("pos_bias_u", "pos_bias_v")):
+                nn.init.normal_(x, 0, 0.2)
+
+    def forward(self, frames: Tensor, lengths: Tensor) -> Tensor:
+        return self.encoder.forward_for_export(frames, lengths)[0]  # type: ignore[no-any-return]
 
 
 class Attention(nn.Module):
@@ -67,20 +87,35 @@ def _require() -> None:
 
 
 @functools.cache
-def _exported(layers: int, projections: bool) -> tuple[nn.Module, bytes]:
-    """Return the layers, and their graph for any batch and length."""
+def exported(layers: int, projections: bool) -> tuple[nn.Module, bytes]:
+    """Return attention layers, and their graph for any batch and length."""
     torch.manual_seed(0)
-    model, file = Attention(layers, projections).eval(), io.BytesIO()
-    example = torch.randn(2, 50, D_MODEL), torch.tensor([50, 30])
-    axes = {"frames": {0: "batch", 1: "length"}, "lengths": {0: "batch"}}
+    model = Attention(layers, projections).eval()
+    return model, _graph_of(model, torch.randn(2, 50, D_MODEL), 1)
+
+
+@functools.cache
+def _whole() -> tuple[nn.Module, bytes]:
+    """Return the whole encoder, and its graph for any batch and length."""
+    torch.manual_seed(0)
+    model = Encoder().eval()
+    return model, _graph_of(model, torch.randn(2, 80, 400), 2)
+
+
+def _graph_of(model: nn.Module, frames: Tensor, time: int) -> bytes:
+    """Return the graph of a model that reads frames, whose axis `time` is that of time."""
+    bare_peers.use()
+    file = io.BytesIO()
+    axes = {"frames": {0: "batch", time: "length"}, "lengths": {0: "batch"}}
+    lengths = torch.tensor([frames.size(time), frames.size(time) * 3 // 5])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.onnx.export(model, example, file, dynamo=False, input_names=list(axes), dynamic_axes=axes)
-    return model, file.getvalue()
+        torch.onnx.export(model, (frames, lengths), file, dynamo=False, input_names=list(axes), dynamic_axes=axes)
+    return file.getvalue()
 
 
-def session_of(method: str, layers: int, projections: bool) -> Any:
-    """Return a session of the graph.
+def session_of(method: str, graph: bytes, layers: int) -> Any:
+    """Return a session of a graph.
 
     Raises:
         AssertionError: not every attention could be replaced.
@@ -91,7 +126,6 @@ def session_of(method: str, layers: int, projections: bool) -> Any:
 
     from txl_kernels.onnx import library, rewrite
 
-    _, graph = _exported(layers, projections)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = THREADS, 1
     if method == REWRITTEN:
@@ -117,19 +151,37 @@ def run_of(session: Any, frames: int) -> Any:
 def entry(method: str, layers: int, projections: bool, frames: int) -> Entry:
     """Make an entry that runs layers on one recording."""
     _require()
-    session = session_of(method, layers, projections)
+    model, graph = exported(layers, projections)
+    session = session_of(method, graph, layers)
+    return Entry(run_of(session, frames), _check(method, session, model, torch.randn(2, 60, D_MODEL)))
 
+
+def _check(method: str, session: Any, model: nn.Module, x: Tensor) -> Callable[[], None]:
     def check() -> None:
-        """Compare padded batch rows with the layers in float64."""
-        model, _ = _exported(layers, projections)
-        x, lengths = torch.randn(2, 60, D_MODEL), torch.tensor([60, 41])
+        """Compare padded batch rows with the model in float64."""
+        total = x.size(1 + (x.size(1) == 80))  # features lie before the time in the whole encoder
+        lengths = torch.tensor([total, total * 2 // 3])
         with torch.no_grad():
-            want = model.double()(x.double(), lengths)
-        model.float()
+            want = copy.deepcopy(model).double()(x.double(), lengths)
         got = torch.from_numpy(session.run(None, {"frames": x.numpy(), "lengths": lengths.numpy()})[0])
         require(got, want, method)
 
-    return Entry(run_of(session, frames), check)
+    return check
+
+
+def encoder_entry(method: str, frames: int) -> Entry:
+    """Make an entry that runs the whole encoder on a recording of frames, as its layers count."""
+    _require()
+    model, _ = _whole()
+    session = _whole_session(method)
+    given = {"frames": torch.randn(1, 80, 8 * frames).numpy(), "lengths": torch.tensor([8 * frames]).numpy()}
+    check = _check(method, session, model, torch.randn(2, 80, 400))
+    return Entry(lambda: torch.from_numpy(session.run(None, given)[0]), check)
+
+
+@functools.cache
+def _whole_session(method: str) -> Any:
+    return session_of(method, _whole()[1], 17)
 
 
 def memory_entry(method: str, layers: int, frames: int, machine: Machine) -> Entry:

@@ -29,7 +29,7 @@ from onnx_exports import (
 )
 from torch import Tensor, nn
 
-from txl_kernels.onnx import rewrite
+from txl_kernels.onnx import rewrite, trial
 
 MAX_DIFFERENCE = 1e-4
 SIZES = ((1, 90), (2, 140), (4, 333))  # batch rows and frames
@@ -37,6 +37,15 @@ SIZES = ((1, 90), (2, 140), (4, 333))  # batch rows and frames
 
 def kinds(model: Any) -> collections.Counter[str]:
     return collections.Counter(node.op_type for node in model.graph.node)
+
+
+def transposes_beside_operators(model: Any) -> list[str]:
+    """Return the Transposes that make an input of an operator, or read its output."""
+    operators = [node for node in model.graph.node if node.op_type == "RelAttention"]
+    inputs = {name for node in operators for name in node.input}
+    outputs = {node.output[0] for node in operators}
+    transposes = [node for node in model.graph.node if node.op_type == "Transpose"]
+    return [node.name for node in transposes if node.output[0] in inputs or node.input[0] in outputs]
 
 
 def assert_close(got: list[Any], wanted: list[Any], maximum: float = MAX_DIFFERENCE) -> None:
@@ -54,6 +63,8 @@ def test_rewritten_graph_computes_the_same(name: str) -> None:
     assert kinds(model)["RelAttention"] == 2
     assert kinds(model)["ArgMax"] == 2, "bounds of the mask that both layers have"
     assert not kinds(model)["Softmax"]
+    # NeMo's SDPA multiplies queries and keys by a factor that the graph computes from a size.
+    assert not transposes_beside_operators(model) or name == "NeMo, SDPA"
     before, after = session_of(original), session_of(model)
     for batch, frames in SIZES:
         given = inputs_of(EXPORTS[name], batch, frames)
@@ -79,6 +90,38 @@ def test_fixed_batch_and_length(name: str, tmp_path: Path) -> None:
         report = rewrite(model)
         assert len(report.replaced) == 2, report
         assert_close(run(model, given), wanted)
+
+
+def test_operator_reads_queries_without_the_biases_of_heads() -> None:
+    """Those are inputs of their own: no Add makes two queries, and no Transpose stays for Shape."""
+    model = exported("NeMo")
+    before = kinds(model)
+    rewrite(model)
+    after = kinds(model)
+    for node in model.graph.node:
+        if node.op_type == "RelAttention":
+            assert [x.split(".")[-1] for x in node.input[4:6]] == ["pos_bias_u", "pos_bias_v"]
+            assert len(node.input) == 10, "no q_pos"
+    assert before["Transpose"] - after["Transpose"] == 2 * 7  # q, k, v, r, those of the shift, and the output
+    assert before["Add"] - after["Add"] == 2 * 3 - 2  # both biases and the scores; the new bounds have two
+
+
+def test_the_runs_copy_no_weights_and_load_few_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime takes bytes of a model, reads and stores them: three copies of its weights."""
+    sizes: list[int] = []
+    load = trial._session
+
+    def counted(model: Any, folder: str) -> Any:
+        sizes.append(len(model.SerializeToString()))
+        return load(model, folder)
+
+    monkeypatch.setattr(trial, "_session", counted)
+    model = small(Wide(), {0: "batch"})
+    for graph in (model, with_constant_nodes(model)):
+        sizes.clear()
+        assert len(rewrite(graph).replaced) == 1
+        assert len(sizes) <= 3  # the model; the attention alone, as exported and as new
+        assert max(sizes) < 4 * Wide.WEIGHTS / 10
 
 
 def test_report() -> None:
@@ -351,10 +394,14 @@ class Small(nn.Module):
 
     scores: makes the scores of the sum of both products and the mask. after: reads the weights and
     the hidden keys. shift: changes the shifted scores of positions. distances: [B or 1, 2 L - 1].
+    changed: changes the queries of the product with the keys, [B, H, L, D].
     """
 
-    def __init__(self, scores: Any = None, after: Any = None, shift: Any = None, distances: Any = None) -> None:
+    def __init__(
+        self, scores: Any = None, after: Any = None, shift: Any = None, distances: Any = None, changed: Any = None
+    ) -> None:
         super().__init__()
+        self.changed = changed
         torch.manual_seed(0)
         self.query, self.query_position, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
         self.scores, self.after, self.shift, self.distances = scores, after, shift, distances
@@ -365,6 +412,7 @@ class Small(nn.Module):
             layer(x).view(x.size(0), -1, 2, WIDTH // 2).transpose(1, 2)
             for layer in (self.query, self.query_position, self.key, self.value)
         )
+        query = query if self.changed is None else self.changed(query)
         distances = torch.arange(length - 1, -length, -1.0)[None]
         distances = distances if self.distances is None else self.distances(distances, mask)
         rows = torch.sin(distances[..., None] * torch.arange(0.1, 1.7, 0.1))
@@ -379,6 +427,28 @@ class Small(nn.Module):
         weights = torch.softmax(added if self.scores is None else self.scores(added, hidden), -1)
         weights = weights if self.after is None else self.after(weights, hidden)
         return (weights @ value).transpose(1, 2).reshape(x.size(0), length, WIDTH)
+
+
+class Wide(Small):
+    """Small, with a layer of many weights before the attention."""
+
+    WEIGHTS = WIDTH * 4000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.back = nn.Linear(WIDTH, 4000, bias=False), nn.Linear(4000, WIDTH, bias=False)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return super().forward(self.back(self.before(x)), mask)
+
+
+def with_constant_nodes(model: Any) -> Any:
+    """Return a copy of a model whose initializers are Constant nodes."""
+    model = copied(model)
+    for x in reversed(model.graph.initializer):
+        model.graph.node.insert(0, onnx.helper.make_node("Constant", [], [x.name], value=x))
+    del model.graph.initializer[:]
+    return model
 
 
 def small(model: nn.Module, axes: dict[int, str] = AXES) -> Any:
@@ -443,6 +513,32 @@ def test_what_the_runs_do_not_show(model: nn.Module, reason: str) -> None:
     graph = small(model, {0: "batch"})
     report = rewrite(graph, [small_inputs(12, 0, 0), small_inputs(19, 0, 0, 0)])
     assert re.search(reason, str(report.rows[0].reason)), report
+
+
+BIAS = torch.linspace(-1, 1, WIDTH).view(2, 1, WIDTH // 2)  # [H, 1, D]
+
+
+@pytest.mark.parametrize(("changed", "has_bias"), [
+    (lambda q: (q + BIAS) * 0.7, True),
+    (lambda q: q * 0.7 + BIAS, True),
+    (lambda q: BIAS[None] + q / -0.7, True),
+    (lambda q: (q.transpose(1, 2) + BIAS[:, 0]).transpose(1, 2) * 0.7, True),
+    (lambda q: ((q + BIAS) * 0.7 + BIAS) * 1.1, True),
+    (lambda q: q + BIAS[0], False),
+    (lambda q: q + BIAS[:, :, :1], False),
+    (lambda q: (q.transpose(2, 3) + BIAS.transpose(1, 2)).transpose(2, 3), True),
+    (lambda q: (q.transpose(1, 3) + BIAS.permute(1, 2, 0)[0, :, None]).transpose(1, 3), False),
+    (lambda q: (0.7 - q) / BIAS.exp(), False),
+])  # fmt: skip
+def test_biases_and_factors_of_queries(changed: Any, has_bias: bool) -> None:
+    """A bias [H, D] and a factor become settings of the operator; others stay in the graph."""
+    model = small(Small(filled(LOWEST), changed=changed))
+    before = copied(model)
+    assert len(rewrite(model).replaced) == 1
+    [node] = [x for x in model.graph.node if x.op_type == "RelAttention"]
+    assert bool(node.input[4]) == has_bias
+    given = small_inputs(12, np.ones(12), np.arange(12) < 7)
+    assert_close(run(model, given), run(before, given))
 
 
 class Both(nn.Module):

@@ -3,7 +3,7 @@ left when nodes are replaced."""
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import onnx
 from onnx import numpy_helper
 
 MAX_CONSTANT = 64  # elements of a constant that is read
+MIN_WEIGHTS = 4096  # elements of a constant that a run is given as an input
 SIZES = ("Shape", "Size", "EyeLike")  # operators that do not read a tensor's values
 # Operators whose output has another size for other values.
 SIZED_BY_VALUES = ("NonZero", "Compress", "Unique", "If", "Loop", "Scan")
@@ -37,6 +38,7 @@ class Graph:
         self.initializers = {x.name: x for x in model.graph.initializer}
         self.outputs = {x.name for x in model.graph.output}
         self.functions = {(x.domain, x.name): x for x in model.functions}
+        self._names: dict[int, tuple[onnx.NodeProto, tuple[str, ...], tuple[str, ...]]] = {}
         self._index()
         for tensor in model.graph.initializer:
             for entry in tensor.external_data:
@@ -44,11 +46,19 @@ class Graph:
                     raise ValueError(f"folder must have the model's file of initializers {entry.value}, got {folder!r}")
 
     def _index(self) -> None:
-        self.producers = {name: node for node in self.nodes for name in node.output if name}
+        self.producers = {name: node for node in self.nodes for name in self.names(node)[1] if name}
         self.consumers: dict[str, list[onnx.NodeProto]] = {}
         for node in self.nodes:
-            for name in dict.fromkeys(inputs_of(node)):
+            for name in self.names(node)[0]:
                 self.consumers.setdefault(name, []).append(node)
+
+    def names(self, node: onnx.NodeProto) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the tensors that a node reads, and those that it makes. They are kept, because a
+        protocol buffer takes long to give them."""
+        kept = self._names.get(id(node))
+        if kept is None:
+            kept = self._names[id(node)] = node, tuple(dict.fromkeys(inputs_of(node))), tuple(node.output)
+        return kept[1:]
 
     def producer(self, name: str) -> onnx.NodeProto | None:
         return self.producers.get(name)
@@ -79,6 +89,29 @@ class Graph:
             return None
         return np.asarray(numpy_helper.to_array(tensor, base_dir=self.folder))
 
+    def constant_shape(self, name: str) -> list[int] | None:
+        """Return the shape of a constant, or None."""
+        tensor, node = self.initializers.get(name), self.producers.get(name)
+        if node is not None and node.op_type == "Constant":
+            tensor = attribute(node, "value")
+        return None if tensor is None else list(tensor.dims)
+
+    def weights(self) -> dict[str, onnx.TensorProto]:
+        """Return the large constants of float32 that are in the model."""
+        found = dict(self.initializers)
+        for node in self.nodes:
+            if node.op_type == "Constant" and (tensor := attribute(node, "value")) is not None:
+                found[node.output[0]] = tensor
+        inputs = {x.name for x in self.model.graph.input}
+        return {
+            name: x
+            for name, x in found.items()
+            if x.data_type == onnx.TensorProto.FLOAT
+            and not x.external_data
+            and np.prod(x.dims) > MIN_WEIGHTS
+            and name not in inputs
+        }
+
     def value(self, name: str) -> np.ndarray[Any, Any]:
         """Return the value of an initializer."""
         return np.asarray(numpy_helper.to_array(self.initializers[name], base_dir=self.folder))
@@ -105,7 +138,7 @@ class Graph:
             node = self.producer(name)
             if node is None:
                 continue
-            inputs = list(inputs_of(node))
+            inputs = self.names(node)[0]
             if (node.domain, node.op_type) in self.functions or (not is_value and node.op_type in SIZED_BY_VALUES):
                 first = 0
             elif is_value:
@@ -138,28 +171,41 @@ class Graph:
 
         masks: further starts, on whose values tensors may depend, but not on their sizes.
         """
+        given = {*starts, *masks}
         dependent, of_masks, found = set(starts), set(masks), []
-        for node in living(self.nodes, ends):
-            if dependent.intersection(node.output) or of_masks.intersection(node.output):
+        for node in self.living(self.nodes, ends):
+            inputs, outputs = self.names(node)
+            if not dependent.isdisjoint(outputs) or not of_masks.isdisjoint(outputs):
                 continue
-            if dependent.intersection(inputs_of(node)):
-                dependent.update(node.output)
-            elif node.op_type not in SIZES and of_masks.intersection(inputs_of(node)):
-                of_masks.update(node.output)
+            if not dependent.isdisjoint(inputs):
+                dependent.update(outputs)
+            elif not of_masks.isdisjoint(inputs) and node.op_type not in SIZES:
+                of_masks.update(outputs)
             else:
                 continue
             found.append(node)
-        found = living(found, ends)
-        names = dict.fromkeys(name for node in found for name in inputs_of(node))
-        made = {name for node in found for name in node.output} | {*starts, *masks} | self.initializers.keys()
-        constants = [x for name in names if (x := self.producer(name)) is not None and x.op_type == "Constant"]
+        found = self.living(found, ends)
+        names = dict.fromkeys(name for node in found for name in self.names(node)[0])
+        made = {name for node in found for name in node.output} | given | self.initializers.keys()
+        read = (self.producer(name) for name in names if name not in given)
+        constants = [x for x in read if x is not None and x.op_type == "Constant"]
         made.update(x.output[0] for x in constants)
         return [*constants, *found], [name for name in names if name not in made]
 
-    def replace(self, node: onnx.NodeProto, new: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
-        """Return the nodes that are left if others make a node's output."""
-        nodes = [x for old in self.nodes for x in (new if old is node else (old,))]
-        return living(nodes, self.outputs)
+    def replace(self, new: Mapping[str, Sequence[onnx.NodeProto]]) -> list[onnx.NodeProto]:
+        """Return the nodes that are left if others make some nodes' first outputs."""
+        nodes = [x for old in self.nodes for x in new.get(self.names(old)[1][0], (old,))]
+        return self.living(nodes, self.outputs)
+
+    def living(self, nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
+        """Return the nodes on which the outputs depend, in their order, which is topological."""
+        needed, kept = set(outputs), []
+        for node in reversed(nodes):
+            inputs, made = self.names(node)
+            if not needed.isdisjoint(made):
+                needed.update(inputs)
+                kept.append(node)
+        return kept[::-1]
 
     def set_nodes(self, nodes: Sequence[onnx.NodeProto]) -> None:
         self.nodes = list(nodes)
@@ -170,14 +216,13 @@ class Graph:
         graph = self.model.graph
         del graph.node[:]
         graph.node.extend(self.nodes)
-        used = {name for node in self.nodes for name in inputs_of(node)} | self.outputs
-        made = {name for node in self.nodes for name in node.output}
+        used = {name for node in self.nodes for name in self.names(node)[0]} | self.outputs
+        made = {name for node in self.nodes for name in self.names(node)[1]}
         given = {x.name for x in graph.input}
         for field, names in ((graph.initializer, used | given), (graph.value_info, made)):
-            kept = [x for x in field if x.name in names]
-            if len(kept) < len(field):
-                del field[:]
-                field.extend(kept)
+            for n in reversed(range(len(field))):  # a list of what is left would be a copy
+                if field[n].name not in names:
+                    del field[n]
         # Tools that infer types, such as quantize_dynamic, do not know the operator.
         typed = {x.name for x in (*graph.value_info, *graph.output)}
         outputs = [x.output[0] for x in self.nodes if x.domain == "txl" and x.output[0] not in typed]
@@ -235,13 +280,3 @@ def in_order(nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
             if not before:
                 placed.setdefault(waiting.pop())
     return [nodes[n] for n in placed]
-
-
-def living(nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
-    """Return the nodes on which the outputs depend, in their order, which is topological."""
-    needed, kept = set(outputs), []
-    for node in reversed(nodes):
-        if needed.intersection(node.output):
-            needed.update(inputs_of(node))
-            kept.append(node)
-    return kept[::-1]

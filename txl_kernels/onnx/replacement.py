@@ -1,7 +1,8 @@
-"""The nodes that replace an attention: `txl::RelAttention`, the views of the graph's tensors that
-it reads, and for each mask the first and last key that a query sees."""
+"""The nodes that replace an attention: `txl::RelAttention`, the tensors of the graph that it reads,
+and for each mask the first and last key that a query sees."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from onnx import helper, numpy_helper
 
 from txl_kernels.onnx.graph import Graph, attribute
 from txl_kernels.onnx.library import INPUTS
-from txl_kernels.onnx.scores import Attention, Mask, Product, Refused
+from txl_kernels.onnx.scores import Attention, Mask, Refused
 
 INT64_MAX = np.iinfo(np.int64).max
 
@@ -40,35 +41,176 @@ class Writer:
         """Return the size of a tensor's axis, int64 [1]."""
         return self.add("Gather", self.add("Shape", name), self.constant([axis]))
 
+    def mean(self, name: str, axis: int) -> str:
+        """Return the mean along an axis, whose size becomes 1."""
+        if self.graph.opset() < 18:
+            return self.add("ReduceMean", name, axes=[axis])
+        return self.add("ReduceMean", name, self.constant([axis]))
+
     def slice(self, name: str, start: str, end: str, axis: int) -> str:
         return self.add("Slice", name, start, end, self.constant([axis]))
 
 
-def transposed(writer: Writer, name: str) -> str:
-    """Return [B, H, L, D] of a factor [B, H, D, L], without its Transpose if it has one."""
-    graph = writer.graph
+@dataclass(frozen=True)
+class View:
+    """A factor of a product as what Transposes, a bias of each head and a number make of another
+    tensor: number * (root + bias), with other axes.
+
+    Attributes:
+        root: that tensor.
+        axes: for each axis of the factor that of the root.
+        number: by which it is multiplied.
+        bias: the constant that is added before, or None; it has one element along all axes but two.
+        sizes: of the bias, for each of its axes, by the root's axis to which it is added.
+        between: the tensors from the root to the factor, and for each of their axes the root's.
+    """
+
+    root: str
+    axes: tuple[int, ...] = (0, 1, 2, 3)
+    number: float = 1.0
+    bias: str | None = None
+    sizes: dict[int, int] = field(default_factory=dict)
+    between: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+def view(graph: Graph, name: str, number: bool = True, bias: bool = False) -> View:
+    """Return a factor as a view of the tensor before its Transposes.
+
+    number: whether it may be multiplied by a number. bias: whether it may be the sum with a bias of
+    a query [B, H, L, D].
+    """
+    found = _view(graph, name, number, bias)
+    is_bias = [n for n, size in found.sizes.items() if size > 1] == [found.axes[1], found.axes[3]]
+    return found if is_bias or not found.bias else _view(graph, name, number, False)
+
+
+def _view(graph: Graph, name: str, number: bool, bias: bool) -> View:
     node = graph.producer(name)
-    perm = [0, 1, 2, 3]
-    if node is not None and node.op_type == "Transpose":
-        perm, name = list(attribute(node, "perm", [3, 2, 1, 0])), node.input[0]
-    perm[2:] = perm[3], perm[2]
-    return name if perm == [0, 1, 2, 3] else writer.add("Transpose", name, perm=perm)
+    if node is None:
+        return View(name)
+    if node.op_type == "Transpose":
+        perm = attribute(node, "perm", [3, 2, 1, 0])
+        if len(perm) == 4 and perm[0] == 0:
+            of = _view(graph, node.input[0], number, bias)
+            axes = tuple(of.axes[x] for x in perm)
+            return replace(of, axes=axes, between=of.between | {name: axes})
+    if node.op_type not in ("Add", "Mul", "Div"):
+        return View(name)
+    first, second = node.input
+    for x, other in ((first, second), (second, first))[: 1 if node.op_type == "Div" else 2]:
+        if number and node.op_type != "Add" and (value := graph.scalar(other)):
+            of = _view(graph, x, number, bias)
+            value = of.number * (value if node.op_type == "Mul" else 1 / value)
+            return replace(of, number=value, between=of.between | {name: of.axes})
+        shape = graph.constant_shape(other) if bias and node.op_type == "Add" else None
+        if shape is not None and len(shape) <= 4:
+            of = _view(graph, x, False, False)
+            sizes = dict(zip(of.axes, (*[1] * (4 - len(shape)), *shape), strict=True))
+            return replace(of, bias=other, sizes=sizes, between=of.between | {name: of.axes})
+    return View(name)
 
 
-def table(writer: Writer, name: str, is_one: bool) -> str:
-    """Return [H, T, D] of a factor [B or 1, H, D, T], of its first batch row.
+@dataclass(frozen=True)
+class Operands:
+    """The factors of an attention's products, as views of the tensors that the operator reads.
+
+    Attributes:
+        query, query_position: [B, H, L, D].
+        keys: [B, H, D, S].
+        values: [B, H, S, D].
+        rows: [B or 1, H, D, T], the table.
+        transposed: the only reader of the attention's output [B, H, L, D] if that makes [B, L, H,
+            D] of it, or None.
+    """
+
+    query: View
+    query_position: View
+    keys: View
+    values: View
+    rows: View
+    transposed: onnx.NodeProto | None
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return self.query, self.query_position, self.keys, self.values, self.rows
+
+    def names(self) -> dict[str, bool]:
+        """Return the tensors that the operator reads, and for each whether it is the table."""
+        biases = [x.bias for x in self.views if x.bias]
+        return dict.fromkeys([*(x.root for x in self.views), *biases], False) | {self.rows.root: True}
+
+    def layout(self) -> str:
+        """Return the layout that takes fewer Transposes."""
+        counts = {"BHLD": int(self.transposed is not None), "BLHD": int(self.transposed is None)}
+        for layout, orders in ORDERS.items():
+            views = (self.query, self.query_position, self.keys, self.values)
+            needed = {(x.root, perm_of(x, order)) for x, order in zip(views, orders, strict=True)}
+            counts[layout] += sum(list(perm) != sorted(perm) for _, perm in needed)
+        return min(counts, key=lambda layout: counts[layout])
+
+
+# The axes of query, query_position, keys and values as the operator reads them in each layout.
+ORDERS = {
+    "BHLD": ((0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 3, 2), (0, 1, 2, 3)),
+    "BLHD": ((0, 2, 1, 3), (0, 2, 1, 3), (0, 3, 1, 2), (0, 2, 1, 3)),
+}
+
+
+def operands(graph: Graph, attention: Attention) -> Operands:
+    """Return the operands of an attention."""
+    (query, keys), (query_position, rows) = attention.content.node.input, attention.position.node.input
+    output = attention.node.output[0]
+    readers = [] if output in graph.outputs else graph.consumers.get(output, [])
+    is_transposed = [x.op_type == "Transpose" and attribute(x, "perm") == [0, 2, 1, 3] for x in readers] == [True]
+    return Operands(
+        view(graph, query, bias=True), view(graph, query_position, bias=True), view(graph, keys),
+        view(graph, attention.values, number=False), view(graph, rows), readers[0] if is_transposed else None,
+    )  # fmt: skip
+
+
+def perm_of(of: View, order: Sequence[int]) -> tuple[int, ...]:
+    """Return the Transpose of a view's root with which its axes come in an order."""
+    return tuple(of.axes[x] for x in order)
+
+
+def transposed(writer: Writer, name: str, perm: Sequence[int]) -> str:
+    return name if list(perm) == sorted(perm) else writer.add("Transpose", name, perm=list(perm))
+
+
+def table(writer: Writer, rows: View, layout: str, is_one: bool) -> str:
+    """Return [H, T, D], or in layout BLHD [T, H, D], of a factor [B or 1, H, D, T], of its first
+    batch row.
 
     is_one: whether there is only one, whatever the batch.
     """
-    node = writer.graph.producer(name)
-    perm = [0, 1, 2, 3]
-    if node is not None and node.op_type == "Transpose" and attribute(node, "perm", [3])[0] == 0:
-        perm, name = list(attribute(node, "perm")), node.input[0]
+    perm = perm_of(rows, (0, 3, 1, 2) if layout == "BLHD" else (0, 1, 3, 2))
     if is_one:  # Squeeze copies nothing
-        moved = writer.add("Transpose", name, perm=[0, perm[1], perm[3], perm[2]])
-        return writer.add("Squeeze", moved, writer.constant([0]))
-    first = writer.add("Gather", name, writer.constant(0), axis=0)
-    return writer.add("Transpose", first, perm=[perm[1] - 1, perm[3] - 1, perm[2] - 1])
+        return writer.add("Squeeze", transposed(writer, rows.root, perm), writer.constant([0]))
+    first = writer.add("Gather", rows.root, writer.constant(0), axis=0)
+    return transposed(writer, first, [x - 1 for x in perm[1:]])
+
+
+def bias(writer: Writer, query: View) -> str:
+    """Return the bias [H, D] of a query; "" if it has none."""
+    if not query.bias:
+        return ""
+    sizes = [query.sizes[query.axes[1]], query.sizes[query.axes[3]]]
+    is_plain = writer.graph.constant_shape(query.bias) == sizes
+    return query.bias if is_plain else writer.add("Reshape", query.bias, writer.constant(sizes))
+
+
+def shapes(graph: Graph, writer: Writer, of: View) -> dict[str, list[onnx.NodeProto]]:
+    """Return for each Shape of a tensor between a root and its view, by its output, nodes that read
+    the root instead: the Transpose would stay for the Shape alone."""
+    new: dict[str, list[onnx.NodeProto]] = {}
+    for name, axes in of.between.items():
+        for node in graph.consumers.get(name, []):
+            if node.op_type == "Shape" and not node.attribute:
+                begin = len(writer.nodes)
+                perm = writer.constant(list(axes))
+                writer.add("Gather", writer.add("Shape", of.root), perm, output=node.output[0])
+                new[node.output[0]] = writer.nodes[begin:]
+    return new
 
 
 def bounds(writer: Writer, mask: Mask, rank: int) -> tuple[str, str]:
@@ -112,49 +254,70 @@ def _column(writer: Writer, name: str, rank: int) -> str:
     return writer.add("Concat", writer.size(name, rank - 1), writer.constant([1]), axis=0)
 
 
-def operator(writer: Writer, attention: Attention, content: Product, position: Product, keys: str,
-             limits: Sequence[tuple[str, str]], has_memory: bool, is_longer: bool, is_one: bool) -> None:  # fmt: skip
-    """Add the operator, whose output has the name of the attention's.
+def operator(writer: Writer, attention: Attention, given: Operands, limits: Sequence[tuple[str, str]],
+             has_memory: bool, is_longer: bool, is_one: bool) -> onnx.NodeProto:  # fmt: skip
+    """Add the operator, and return the node that it replaces: the product with the values, or the
+    Transpose after it.
 
-    keys: [B, H, S, D]. limits: start and end of each mask. has_memory: whether there are more keys
-    than queries. is_longer: whether the table has rows of distances that no query sees.
-    is_one: whether it has one batch row, whatever the batch.
+    limits: start and end of each mask. has_memory: whether there are more keys than queries.
+    is_longer: whether the table has rows of distances that no query sees. is_one: whether it has
+    one batch row, whatever the batch.
 
     Queries that see no key get what the graph gives them: 0 of the operator, or the mean of all
-    values. (A product with ones: how ReduceMean takes its axes depends on the opset.)
+    values.
     """
-    query, query_position = content.node.input[0], position.node.input[0]
-    rows, values = table(writer, position.node.input[1], is_one), attention.values
-    given = {"q": query, "k": keys, "v": values}
+    content, position, layout = attention.content, attention.position, given.layout()
+    length_axis = layout.index("L")
+    views = (given.query, given.query_position, given.keys, given.values)
+    made: dict[tuple[str, tuple[int, ...]], str] = {}
+    for x, order in zip(views, ORDERS[layout], strict=True):
+        key = x.root, perm_of(x, order)
+        made[key] = made.get(key) or transposed(writer, *key)
+    query, query_position, keys, values = (
+        made[x.root, perm_of(x, order)] for x, order in zip(views, ORDERS[layout], strict=True)
+    )
+    rows = table(writer, given.rows, layout, is_one)
+    inputs = {"q": query, "k": keys, "v": values}
     if has_memory or is_longer:
-        length = writer.size(query, 2)
+        length = writer.size(query, length_axis)
     if is_longer:
-        count = writer.add("Sub", writer.add("Add", length, writer.size(keys, 2)), writer.constant([1]))
-        rows = writer.slice(rows, writer.constant([0]), count, 1)
+        count = writer.add("Sub", writer.add("Add", length, writer.size(keys, length_axis)), writer.constant([1]))
+        rows = writer.slice(rows, writer.constant([0]), count, layout == "BHLD")
     if has_memory:
         split, zero, last = writer.add("Neg", length), writer.constant([0]), writer.constant([INT64_MAX])
-        given["k_mem"], given["v_mem"] = (writer.slice(x, zero, split, 2) for x in (keys, values))
-        given["k"], given["v"] = (writer.slice(x, split, last, 2) for x in (keys, values))
-    given["r"] = rows
+        inputs["k_mem"], inputs["v_mem"] = (writer.slice(x, zero, split, length_axis) for x in (keys, values))
+        inputs["k"], inputs["v"] = (writer.slice(x, split, last, length_axis) for x in (keys, values))
+    inputs |= {"r": rows, "content_bias": bias(writer, given.query)}
+    inputs["position_bias"] = bias(writer, given.query_position)
     if limits:
         start, end = limits[0]
         for more_start, more_end in limits[1:]:
             start, end = writer.add("Max", start, more_start), writer.add("Min", end, more_end)
-        given |= {"start": start, "end": end}
+        inputs |= {"start": start, "end": end}
     if query_position != query:
-        given["q_pos"] = query_position
-    inputs = [given.get(name, "") for name in INPUTS[: max(map(INPUTS.index, given)) + 1]]
-    scales = {"scale": content.scale * content.factor, "position_scale": position.scale * position.factor}
+        inputs["q_pos"] = query_position
+    names = [inputs.get(name, "") for name in INPUTS]
+    while not names[-1]:
+        names.pop()
+    scales = {
+        "scale": content.scale * content.factor * given.query.number * given.keys.number,
+        "position_scale": position.scale * position.factor * given.query_position.number * given.rows.number,
+    }
     if not all(np.float32(x) for x in scales.values()):
         raise Refused(f"the operator has no factor of 0, got {scales}")
     settings: dict[str, Any] = {"causal": 0, "r_descending": 1} | scales
-    output = attention.node.output[0]
-    if not attention.averages:
-        writer.add("RelAttention", *inputs, output=output, domain="txl", **settings)
-        return
-    mixed = writer.add("RelAttention", *inputs, domain="txl", **settings)
-    none = writer.add("Unsqueeze", writer.add("GreaterOrEqual", start, end), writer.constant([1, 3]))
-    ones = writer.add("Expand", writer.constant(1, np.float32), writer.size(values, 2))
-    count = writer.add("Cast", writer.size(values, 2), to=onnx.TensorProto.FLOAT)
-    mean = writer.add("Div", writer.add("MatMul", ones, values), count)
-    writer.add("Where", none, writer.add("Unsqueeze", mean, writer.constant([2])), mixed, output=output)
+    if layout == "BLHD":
+        settings["layout"] = layout
+    node = given.transposed if layout == "BLHD" and given.transposed is not None else attention.node
+    is_moved = layout == "BLHD" and node is attention.node
+    output = "" if is_moved else node.output[0]
+    if attention.averages:
+        mixed = writer.add("RelAttention", *names, domain="txl", **settings)
+        axes = [1, 3] if layout == "BHLD" else [2, 3]
+        none = writer.add("Unsqueeze", writer.add("GreaterOrEqual", start, end), writer.constant(axes))
+        output = writer.add("Where", none, writer.mean(values, length_axis), mixed, output=output)
+    else:
+        output = writer.add("RelAttention", *names, output=output, domain="txl", **settings)
+    if is_moved:
+        writer.add("Transpose", output, perm=[0, 2, 1, 3], output=node.output[0])
+    return node

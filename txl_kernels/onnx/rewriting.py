@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from txl_kernels.onnx import trial
 from txl_kernels.onnx.graph import MAX_CONSTANT, PLACED, SIZES, Graph, constant_of, inner_graphs, inputs_of
-from txl_kernels.onnx.replacement import Writer, bounds, operator, transposed
+from txl_kernels.onnx.replacement import Operands, Writer, bounds, operands, operator, shapes
 from txl_kernels.onnx.report import Report, Row
 from txl_kernels.onnx.scores import MOVES, Attention, Mask, Refused, find, label
 
@@ -65,32 +65,34 @@ def rewritten(model: Any, inputs: Sequence[Mapping[str, Any]] | None, folder: st
 
 def _recorded(graph: Graph, attention: Attention) -> list[str]:
     """Return the tensors that the checks and the replacement read."""
-    operands, products = attention.operands(graph), attention.products
-    _, others = _alone(graph, attention)
-    names = [*operands, *others, *(x.root for x in attention.masks), *_shift(graph, attention)[1]]
-    return [*names, *(name for x in products for name in x.node.input), attention.position.output]
+    given, products = operands(graph, attention), attention.products
+    _, others = _alone(graph, attention, given)
+    names = [*given.names(), *others, *(x.root for x in attention.masks), *_shift(graph, attention)[1]]
+    factors = [name for x in products for name in x.node.input]
+    return [*names, *factors, attention.values, attention.position.output]
 
 
-def _alone(graph: Graph, attention: Attention) -> tuple[list[onnx.NodeProto], list[str]]:
+def _alone(graph: Graph, attention: Attention, given: Operands) -> tuple[list[onnx.NodeProto], list[str]]:
     """Return the nodes by which an attention depends on its operands and masks, and what else they
     read."""
     ends = [attention.node.output[0], *_zeroed(graph, attention)]
-    return graph.between(attention.operands(graph), ends, [x.root for x in attention.masks])
+    return graph.between(given.names(), ends, [x.root for x in attention.masks])
 
 
 def _replace(graph: Graph, attention: Attention, runs: list[trial.Arrays], prefix: str, limits: Limits) -> None:
     """Replace an attention in the graph, or raise `Refused` and leave the graph as it is."""
     content, position, output = attention.content, attention.position, attention.node.output[0]
+    given = operands(graph, attention)
     for record in runs:
         _check_tensors(record, attention)
     _check_sizes(graph, [record[position.output].shape for record in runs])
-    _check_settings(graph, attention)
+    _check_settings(graph, attention, given)
     _check_longer(graph, attention, runs)
-    alone, _ = _alone(graph, attention)
-    operands = [record | _draw(graph, record, attention) for record in runs]
-    drawn = operands + [x | _draw_masks(graph, x, attention, n) for n, x in enumerate([*operands, *operands])]
+    alone, _ = _alone(graph, attention, given)
+    drawn = [record | _draw(record, given) for record in runs]
+    drawn += [x | _draw_masks(graph, x, attention, n) for n, x in enumerate([*drawn, *drawn])]
     names = [output, position.output, position.moved, *_zeroed(graph, attention)]
-    wanted = [trial.run_nodes(graph, alone, x, names) for x in drawn]
+    wanted = trial.run_nodes(graph, alone, drawn, names)
     for result in wanted:
         _check_shift(result[position.output], result[position.moved], position.factor)
     writer, new = Writer(graph, prefix), []
@@ -105,22 +107,27 @@ def _replace(graph: Graph, attention: Attention, runs: list[trial.Arrays], prefi
     sizes = [(x[attention.values].shape[2], *x[position.output].shape[2:]) for x in runs]  # keys, queries, rows
     has_memory = any(keys > queries for keys, queries, _ in sizes)
     is_longer = any(rows > keys + queries - 1 for keys, queries, rows in sizes)
-    keys = transposed(writer, content.node.input[1])
     is_one = any(x[position.node.input[1]].shape[0] < x[position.output].shape[0] for x in runs)
     if not is_one and graph.has_values(position.node.input[1]):
         raise Refused("its table of positions may differ between batch rows: it depends on values of the inputs")
-    operator(writer, attention, content, position, keys, own, has_memory, is_longer, is_one)
-    own_nodes = [*_earlier(attention, limits), *new, *writer.nodes]
-    for inputs, result in zip(drawn, wanted, strict=True):
-        try:
-            got = trial.run_nodes(graph, own_nodes, inputs, [output])[output]
-        except Exception as error:
-            raise Refused(f"the operator refuses its inputs: {error}") from error
-        _compare(got, result[output], inputs[attention.values], *_unused(graph, inputs, result, attention))
-    nodes = graph.replace(attention.node, [*new, *writer.nodes])
+    node = operator(writer, attention, given, own, has_memory, is_longer, is_one)
+    new += writer.nodes
+    own_nodes = [*_earlier(attention, limits), *new]
+    try:
+        found = trial.run_nodes(graph, own_nodes, drawn, [node.output[0]])
+    except Exception as error:
+        raise Refused(f"the operator refuses its inputs: {error}") from error
+    for inputs, got, result in zip(drawn, found, wanted, strict=True):
+        out = got[node.output[0]]
+        out = out if node is attention.node else out.transpose(0, 2, 1, 3)
+        _compare(out, result[output], inputs[given.values.root], *_unused(graph, inputs, result, attention))
+    replaced = {node.output[0]: new}
+    for x in given.views:
+        replaced |= shapes(graph, writer, x)
+    nodes = graph.replace(replaced)
     alive = {name for node in nodes for name in node.output}
     if {attention.softmax, position.output, content.output} & alive:
-        between, _ = graph.between(attention.operands(graph), [output])
+        between, _ = graph.between(given.names(), [output])
         inner = {name for node in between for name in node.output} - {output}
         used = {x.op_type for x in nodes if inner.intersection(inputs_of(x)) and not inner.intersection(x.output)}
         raise Refused(
@@ -161,12 +168,12 @@ def _check_tensors(record: trial.Arrays, attention: Attention) -> None:
             raise Refused(f"its mask {mask.root} has to be boolean, got {root.dtype}")
 
 
-def _draw(graph: Graph, record: trial.Arrays, attention: Attention) -> trial.Arrays:
+def _draw(record: trial.Arrays, given: Operands) -> trial.Arrays:
     """Return random operands of an attention, with the shapes of a record; a table that is the same
     for all batch rows. The model's own could be all alike."""
     rng = np.random.default_rng(0)
     drawn: trial.Arrays = {}
-    for name, is_table in attention.operands(graph).items():
+    for name, is_table in given.names().items():
         shape = record[name].shape
         values = rng.standard_normal((1, *shape[1:]) if is_table else shape, dtype=np.float32)
         drawn[name] = np.broadcast_to(values, shape).copy()
@@ -199,10 +206,10 @@ def _settings(nodes: Sequence[onnx.NodeProto]) -> list[str]:
     return [name for x in moving for name in x.input[PLACED.get(x.op_type, 1) :] if name]
 
 
-def _check_settings(graph: Graph, attention: Attention) -> None:
+def _check_settings(graph: Graph, attention: Attention, given: Operands) -> None:
     """Check that nothing but an attention's operands and masks depends on values, of which the runs
     show some alone, and that no inner graph, which is not read, computes it."""
-    nodes, others = _alone(graph, attention)
+    nodes, others = _alone(graph, attention, given)
     settings = dict.fromkeys([*_settings(nodes), *others])
     if graph.has_values(*settings):
         name = next(name for name in settings if graph.has_values(name))
@@ -226,7 +233,7 @@ def _shift(graph: Graph, attention: Attention) -> tuple[list[onnx.NodeProto], li
     ]
     sizes = [x.output[0] for x in before if x.op_type in SIZES and x.output[0] not in made]
     nodes, others = graph.between([position.output, *sizes], [position.moved])
-    read = {name for node in nodes for name in inputs_of(node)}
+    read = {name for node in nodes for name in graph.names(node)[0]}
     sizes = [name for name in sizes if name in read]
     return nodes, [*sizes, *others], sizes
 
@@ -242,7 +249,7 @@ def _check_longer(graph: Graph, attention: Attention, runs: list[trial.Arrays]) 
         return
     nodes, given, sizes = _shift(graph, attention)
     values = {name: runs[0][name] for name in given if name not in sizes}
-    constants = {name: graph.constant(name, NO_SIZE) for node in nodes for name in inputs_of(node)} | values
+    constants = {name: graph.constant(name, NO_SIZE) for node in nodes for name in graph.names(node)[0]} | values
     large = [name for name, x in constants.items() if x is not None and x.size > MAX_CONSTANT]
     if large:
         raise Refused(f"its shift reads {large[0]}, a constant of which the runs show a part")
@@ -266,7 +273,7 @@ def _check_longer(graph: Graph, attention: Attention, runs: list[trial.Arrays]) 
         values |= dict(zip([position.output, *sizes], known, strict=True))
         values[position.output] = np.random.default_rng(0).random(known[0].tolist(), dtype=np.float32)
         try:
-            moved = trial.run_nodes(graph, nodes, values, [position.moved])[position.moved]
+            [moved] = (x[position.moved] for x in trial.run_nodes(graph, nodes, [values], [position.moved]))
             _check_shift(values[position.output], moved, position.factor)
         except Exception as error:
             raise Refused(f"{error}, {where}") from error

@@ -66,12 +66,6 @@ class Mask:
     added: tuple[tuple[int, ...], ...]
 
 
-def untransposed(graph: Graph, name: str) -> str:
-    """Return the tensor of which a Transpose makes this one, or this one."""
-    node = graph.producer(name)
-    return name if node is None or node.op_type != "Transpose" else str(node.input[0])
-
-
 @dataclass
 class Attention:
     """An attention that was found.
@@ -102,12 +96,6 @@ class Attention:
     @property
     def position(self) -> Product:
         return next(x for x in self.products if x.moved != x.output)
-
-    def operands(self, graph: Graph) -> dict[str, bool]:
-        """Return the tensors that the operator reads, and for each whether it is the table."""
-        (query, keys), (query_position, rows) = self.content.node.input, self.position.node.input
-        names = [query, untransposed(graph, keys), query_position, self.values]
-        return dict.fromkeys(names, False) | {untransposed(graph, rows): True}
 
 
 def find(graph: Graph) -> Iterator[tuple[Attention, Refused | None]]:

@@ -28,25 +28,23 @@ def run(graph: Graph, names: Collection[str], inputs: Sequence[Mapping[str, Any]
     """
     constants = {x: graph.value(x) for x in names if x in graph.initializers}
     wanted = sorted(set(names) - {x.name for x in graph.model.graph.input} - constants.keys())
-    model = onnx.ModelProto()
-    model.CopyFrom(graph.model)
-    known = {x.name for x in model.graph.output}
-    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted if name not in known)
+    weights = graph.weights()
     try:
-        session = _session(model, graph.folder)
+        session = _session(_with_outputs(graph, wanted, weights), graph.folder)
     except Exception as error:
         raise RuntimeError(
             f"ONNX Runtime could not load the model, which `rewrite` runs on small inputs: {error}"
         ) from error
+    large = {name: numpy_helper.to_array(x) for name, x in weights.items()}
     if inputs is not None:
         try:
-            return [constants | dict(given) | _results(session, wanted, given) for given in inputs]
+            return [constants | dict(given) | _results(session, wanted, {**large, **given}) for given in inputs]
         except Exception as error:
             raise RuntimeError(f"the model could not be run on inputs: {error}") from error
     scale = max(1, _shortening(graph, names) // SHORTENED)
     try:
         tried = [random_inputs(graph, batch, scale * frames) for batch, frames in RUNS]
-        return [constants | given | _results(session, wanted, given) for given in tried]
+        return [constants | given | _results(session, wanted, {**large, **given}) for given in tried]
     except Exception as error:
         raise RuntimeError(
             "the model could not be run on random inputs; give rewrite examples of its inputs "
@@ -62,7 +60,7 @@ def _shortening(graph: Graph, names: Collection[str]) -> int:
     for name in graph.initializers:
         shortened.pop(name, None)
     for node in graph.nodes:
-        before = [shortened[x] for x in inputs_of(node) if x in shortened]
+        before = [shortened[x] for x in graph.names(node)[0] if x in shortened]
         if before and node.op_type not in SIZES:
             stride = min(attribute(node, "strides", [1])) if node.op_type in STRIDED else 1
             steps = graph.constant(node.input[4]) if node.op_type == "Slice" and len(node.input) > 4 else None
@@ -71,23 +69,46 @@ def _shortening(graph: Graph, names: Collection[str]) -> int:
     return min((shortened[x] for x in names if x in shortened), default=1)
 
 
-def run_nodes(graph: Graph, nodes: Sequence[onnx.NodeProto], values: Mapping[str, Any], names: Sequence[str]) -> Arrays:
-    """Return tensors that nodes compute of given values, in a model of their own."""
+def _with_outputs(graph: Graph, names: Sequence[str], weights: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
+    """Return a copy of the model that gives further tensors, and whose weights are inputs: ONNX
+    Runtime would copy constants several times, but not inputs."""
+    model, of = onnx.ModelProto(), graph.model.graph
+    model.ir_version = graph.model.ir_version
+    model.opset_import.extend(graph.model.opset_import)
+    model.functions.extend(graph.model.functions)
+    copy = model.graph
+    copy.name = of.name
+    copy.node.extend(x for x in graph.nodes if graph.names(x)[1][0] not in weights)
+    copy.input.extend(of.input)
+    copy.input.extend(onnx.helper.make_tensor_value_info(name, x.data_type, x.dims) for name, x in weights.items())
+    copy.initializer.extend(x for x in of.initializer if x.name not in weights)
+    copy.sparse_initializer.extend(of.sparse_initializer)
+    copy.output.extend(of.output)
+    copy.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in graph.outputs)
+    return model
+
+
+def run_nodes(
+    graph: Graph, nodes: Sequence[onnx.NodeProto], runs: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> list[Arrays]:
+    """Return tensors that nodes compute of given values, in a model of their own. All runs give the
+    same tensors, in different sizes."""
     made = {name for node in nodes for name in node.output}
     needed = dict.fromkeys(name for node in nodes for name in inputs_of(node) if name not in made)
-    constants = [graph.initializers[x] for x in needed if x in graph.initializers and x not in values]
-    given = {name: np.asarray(values[name]) for name in needed if name in values}
+    constants = [graph.initializers[x] for x in needed if x in graph.initializers and x not in runs[0]]
+    given = [{name: np.asarray(values[name]) for name in needed if name in values} for values in runs]
     helper = onnx.helper
     declared = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), [None] * x.ndim)
-        for name, x in given.items()
+        for name, x in given[0].items()
     ]
     versions = [x for x in graph.model.opset_import if x.domain != "txl"] + [helper.make_opsetid("txl", 1)]
     small = helper.make_graph(nodes, "attention", declared, [onnx.ValueInfoProto(name=x) for x in names], constants)
     model = helper.make_model(
         small, opset_imports=versions, ir_version=graph.model.ir_version, functions=graph.model.functions
     )
-    return _results(_session(model, graph.folder), names, given)
+    session = _session(model, graph.folder)
+    return [_results(session, names, values) for values in given]
 
 
 def random_inputs(graph: Graph, batch: int, frames: int) -> Arrays:

@@ -111,6 +111,11 @@ Attributes read_attributes(const Api& api, const OrtKernelInfo* info) {
     a.outside = Outside::zero;
   else if (outside != "refuse")
     Reader::refuse("outside", "\"refuse\", \"clamp\" or \"zero\"", '"' + outside + '"');
+  const std::string layout = reader.text("layout", "BHLD");
+  if (layout == "BLHD")
+    a.layout = Layout::blhd;
+  else if (layout != "BHLD")
+    Reader::refuse("layout", "\"BHLD\" or \"BLHD\"", '"' + layout + '"');
   return a;
 }
 
@@ -140,8 +145,8 @@ struct SymbolicShape {
   std::vector<const char*> names;  // "" for an axis without a name
 };
 
-// The output is [B, H, L, Dv], of q [B, H, L, D] and v [B, Hkv, L, Dv]. It stays unknown where one of its sizes has
-// neither number nor name.
+// The output's shape is that of q but for its last axis, which is that of v, in either layout. It stays unknown where
+// one of its sizes has neither number nor name.
 OrtStatus* infer_output_shape(const CustomOp* op, OrtShapeInferContext* context) {
   const Api& api = static_cast<const Operator*>(op)->api;
   return status_of(api, [&] {

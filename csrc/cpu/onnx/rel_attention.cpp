@@ -16,6 +16,7 @@ namespace {
 using Sizes = std::vector<int64_t>;
 
 constexpr int64_t UNKNOWN = -1;  // a size that no input has set yet
+constexpr size_t NO_AXIS = SIZE_MAX;
 
 struct Axis {
   const char* name;
@@ -33,21 +34,29 @@ struct Shape {
   const char* may_be_1;
   txl_tensor txl_call::* tensor;
   const char* accepted;
+  size_t heads = NO_AXIS;  // the axis that layout BLHD puts behind the next one
+  const char* accepted_blhd = accepted;
+
+  // The axis of the call's tensor that axis n of an input is.
+  size_t axis(size_t n, Layout layout) const {
+    if (layout == Layout::bhld || heads == NO_AXIS) return n;
+    return n == heads ? heads + 1 : n == heads + 1 ? heads : n;
+  }
 };
 
 const Shape& shape_of(size_t input) {
   static const Shape shapes[INPUT_COUNT] = {
-      {{B, H, L, D}, "", &txl_call::q, "[B, H, L, D]"},
-      {{B, Hkv, L, D}, "", &txl_call::k, "[B, Hkv, L, D]"},
-      {{B, Hkv, L, Dv}, "", &txl_call::v, "[B, Hkv, L, Dv]"},
-      {{H, T, Dp}, "H", &txl_call::r, "[H, T, Dp] or [1, T, Dp]"},
+      {{B, H, L, D}, "", &txl_call::q, "[B, H, L, D]", 1, "[B, L, H, D]"},
+      {{B, Hkv, L, D}, "", &txl_call::k, "[B, Hkv, L, D]", 1, "[B, L, Hkv, D]"},
+      {{B, Hkv, L, Dv}, "", &txl_call::v, "[B, Hkv, L, Dv]", 1, "[B, L, Hkv, Dv]"},
+      {{H, T, Dp}, "H", &txl_call::r, "[H, T, Dp] or [1, T, Dp]", 0, "[T, H, Dp] or [T, 1, Dp]"},
       {{H, D}, "", &txl_call::content_bias, "[H, D]"},
       {{H, Dp}, "", &txl_call::position_bias, "[H, Dp]"},
-      {{B, Hkv, M, D}, "", &txl_call::k_mem, "[B, Hkv, M, D]"},
-      {{B, Hkv, M, Dv}, "", &txl_call::v_mem, "[B, Hkv, M, Dv]"},
+      {{B, Hkv, M, D}, "", &txl_call::k_mem, "[B, Hkv, M, D]", 1, "[B, M, Hkv, D]"},
+      {{B, Hkv, M, Dv}, "", &txl_call::v_mem, "[B, Hkv, M, Dv]", 1, "[B, M, Hkv, Dv]"},
       {{B, L}, "BL", &txl_call::start, "[B or 1, L or 1]"},
       {{B, L}, "BL", &txl_call::end, "[B or 1, L or 1]"},
-      {{B, H, L, Dp}, "", &txl_call::q_pos, "[B, H, L, Dp]"},
+      {{B, H, L, Dp}, "", &txl_call::q_pos, "[B, H, L, Dp]", 1, "[B, L, H, Dp]"},
       {{H, T}, "H", &txl_call::r_bias, "[H, T] or [1, T]"},
       {{B, H, L}, "", &txl_call::sink, "[H] or [B, H, L]"},
   };
@@ -104,13 +113,15 @@ class Run {
   }
 
   void forward() {
-    const int64_t sizes[] = {call_.B, call_.H, call_.L, call_.Dv};
+    const int64_t row = call_.H * call_.Dv, head = call_.L * call_.Dv;
+    const bool is_bhld = attributes_.layout == Layout::bhld;
+    const int64_t sizes[] = {call_.B, is_bhld ? call_.H : call_.L, is_bhld ? call_.L : call_.H, call_.Dv};
     OrtValue* out = nullptr;
     require_ok(api_.KernelContext_GetOutput(context_, 0, sizes, 4, &out));
     if (!out) return;  // a graph that names no output
     void* data = nullptr;
     require_ok(api_.GetTensorMutableData(out, &data));
-    call_.out = {data, {call_.H * call_.L * call_.Dv, call_.L * call_.Dv, call_.Dv, 1}};
+    call_.out = {data, {call_.L * row, is_bhld ? head : call_.Dv, is_bhld ? call_.Dv : row, 1}};
     const int code = txl_forward_on(&call_, parallel_for, this);
     if (code == TXL_INVALID_ARGUMENT) throw std::invalid_argument(txl_last_error());
     if (code != TXL_OK) throw std::runtime_error(txl_last_error());
@@ -157,12 +168,13 @@ class Run {
     bool fits = sizes.size() == shape.axes.size();
     int64_t stride = 1;
     for (size_t axis = shape.axes.size(); fits && axis-- > 0;) {
-      const Axis& of = shape.axes[axis];
+      const size_t place = shape.axis(axis, attributes_.layout);
+      const Axis& of = shape.axes[place];
       int64_t& size = call_.*of.size;
       if (size == UNKNOWN) size = sizes[axis];
       const bool for_all = sizes[axis] == 1 && std::strstr(shape.may_be_1, of.name);
       fits = sizes[axis] == size || for_all;
-      tensor.stride[axis] = for_all ? 0 : stride;
+      tensor.stride[place] = for_all ? 0 : stride;
       stride *= sizes[axis];
     }
     if (!fits)
@@ -171,12 +183,14 @@ class Run {
   }
 
   // As in "[B, H, L, D] with B = 2, L = 6", of the sizes that earlier inputs have set.
-  static std::string accepted(const Shape& shape, const txl_call& call) {
+  std::string accepted(const Shape& shape, const txl_call& call) const {
     std::string with;
-    for (const Axis& axis : shape.axes)
+    for (size_t n = 0; n < shape.axes.size(); ++n) {
+      const Axis& axis = shape.axes[shape.axis(n, attributes_.layout)];
       if (call.*axis.size != UNKNOWN)
         with += std::string(with.empty() ? " with " : ", ") + axis.name + " = " + std::to_string(call.*axis.size);
-    return shape.accepted + with;
+    }
+    return (attributes_.layout == Layout::bhld ? shape.accepted : shape.accepted_blhd) + with;
   }
 
   // Bounds are int32 in the call.
@@ -240,16 +254,21 @@ class Run {
       before = std::max<int64_t>(future - call_.zero_row, 0);
       after = std::max<int64_t>(call_.zero_row + past + 1 - rows, 0);
     }
-    if (given(R)) call_.r.data = copy_table(tables_[0], R, call_.Dp, reversed, before, after);
-    if (given(R_BIAS)) call_.r_bias.data = copy_table(tables_[1], R_BIAS, 1, reversed, before, after);
+    const bool is_bhld = attributes_.layout == Layout::bhld;
+    const Sizes& r = inputs_[R].sizes;
+    if (given(R) && is_bhld) call_.r.data = copy_table(tables_[0], R, r[0], call_.Dp, reversed, before, after);
+    if (given(R) && !is_bhld) call_.r.data = copy_table(tables_[0], R, 1, r[1] * call_.Dp, reversed, before, after);
+    if (given(R_BIAS))
+      call_.r_bias.data = copy_table(tables_[1], R_BIAS, inputs_[R_BIAS].sizes[0], 1, reversed, before, after);
     call_.zero_row += before, call_.T = before + rows + after;
-    if (call_.r.stride[0]) call_.r.stride[0] = call_.T * call_.Dp;
+    if (is_bhld && call_.r.stride[0]) call_.r.stride[0] = call_.T * call_.Dp;
     if (call_.r_bias.stride[0]) call_.r_bias.stride[0] = call_.T;
   }
 
-  float* copy_table(std::unique_ptr<float[]>& copy, Input input, int64_t width, bool reversed, int64_t before,
-                    int64_t after) const {
-    const int64_t heads = inputs_[input].sizes[0], rows = call_.T, all = before + rows + after;
+  // Returns a copy of a table [heads, T, width].
+  float* copy_table(std::unique_ptr<float[]>& copy, Input input, int64_t heads, int64_t width, bool reversed,
+                    int64_t before, int64_t after) const {
+    const int64_t rows = call_.T, all = before + rows + after;
     copy.reset(new float[static_cast<size_t>(heads * all * width)]);
     for (int64_t h = 0; h < heads; ++h)
       for (int64_t n = 0; n < all; ++n) {

@@ -15,6 +15,7 @@ enum Input : size_t { Q, K, V, R, CONTENT_BIAS, POSITION_BIAS, K_MEM, V_MEM, STA
 constexpr size_t INPUT_COUNT = std::size(INPUTS), NEEDED_INPUTS = 3;
 
 enum class Outside { refuse, clamp, zero };
+enum class Layout { bhld, blhd };  // whether heads lie before or after queries and keys, and in r before or after rows
 
 // The attributes of a node, in range. left, right and zero_row: -1 for their defaults; scale and position_scale: 0.
 struct Attributes {
@@ -22,6 +23,7 @@ struct Attributes {
   int64_t left = -1, right = -1, zero_row = -1;
   float scale = 0, position_scale = 0, softcap = 0;
   Outside outside = Outside::refuse;
+  Layout layout = Layout::bhld;
 };
 
 // An error of ONNX Runtime; who catches it owns the status.

@@ -47,6 +47,43 @@ def test_results_are_those_of_rel_attention(case: Case) -> None:
     np.testing.assert_array_equal(out, want)
 
 
+def as_blhd(arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the inputs of a case in layout BLHD."""
+    axes = dict.fromkeys(("q", "k", "v", "k_mem", "v_mem", "q_pos"), (0, 2, 1, 3)) | {"r": (1, 0, 2)}
+    return {name: np.ascontiguousarray(x.transpose(axes.get(name, range(x.ndim)))) for name, x in arrays.items()}
+
+
+@pytest.mark.parametrize("case", EXPRESSED, ids=str)
+def test_layout_blhd_gives_the_same_bits(case: Case) -> None:
+    arrays, attributes = arrays_of(case), attributes_of(case)
+    [want] = session_of(model_of(arrays, attributes)).run(None, arrays)
+    moved = as_blhd(arrays)
+    [out] = session_of(model_of(moved, attributes | {"layout": "BLHD"})).run(None, moved)
+    np.testing.assert_array_equal(out, want.transpose(0, 2, 1, 3))
+
+
+def test_layout_bhld_is_the_default() -> None:
+    arrays, attributes = arrays_of(CASE), attributes_of(CASE)
+    [want] = session_of(model_of(arrays, attributes)).run(None, arrays)
+    np.testing.assert_array_equal(
+        session_of(model_of(arrays, attributes | {"layout": "BHLD"})).run(None, arrays)[0], want
+    )
+
+
+@pytest.mark.parametrize(("name", "shape", "message"), [
+    ("k", (2, 2, 6, 8), "k must be [B, L, Hkv, D] with B = 2, L = 6, D = 8, got [2, 2, 6, 8]"),
+    ("v", (2, 6, 1, 8), "v must be [B, L, Hkv, Dv] with B = 2, L = 6, Hkv = 2, got [2, 6, 1, 8]"),
+    ("r", (4, 11, 3), "r must be [T, H, Dp] or [T, 1, Dp] with H = 4, got [4, 11, 3]"),
+    ("q_pos", (2, 4, 6, 3), "q_pos must be [B, L, H, Dp] with B = 2, L = 6, H = 4, Dp = 3, got [2, 4, 6, 3]"),
+])  # fmt: skip
+def test_wrong_inputs_in_layout_blhd_are_refused(name: str, shape: tuple[int, ...], message: str) -> None:
+    given = as_blhd(arrays_of(CASE)) | {name: np.zeros(shape, np.float32)}
+    session = session_of(model_of(given, attributes_of(CASE) | {"layout": "BLHD"}))
+    with pytest.raises(Exception, match=r"InvalidArgument|INVALID_ARGUMENT") as raised:
+        session.run(None, given)
+    assert message_of(raised.value) == message
+
+
 def test_cases_use_every_input_and_attribute() -> None:
     assert {name for case in EXPRESSED for name in arrays_of(case)} == set(INPUTS)
     settings = [attributes_of(case) for case in EXPRESSED]
@@ -216,6 +253,8 @@ WRONG_ATTRIBUTES: list[tuple[dict[str, Any], str]] = [
     ({"softcap": float("nan")}, "softcap must be 0 for none, or from 1e-30 to 1e30, got nan"),
     ({"outside": 1}, "outside must be a string, got an integer"),
     ({"outside": "wrap"}, 'outside must be "refuse", "clamp" or "zero", got "wrap"'),
+    ({"layout": "LBHD"}, 'layout must be "BHLD" or "BLHD", got "LBHD"'),
+    ({"layout": 1}, "layout must be a string, got an integer"),
 ]
 WRONG_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"causal": 0, "right": -1, "zero_row": -1},
