@@ -173,7 +173,7 @@ def test_altered_corpus_is_refused(tmp_path: Path, text: Path) -> None:
 
 
 def test_folder_whose_name_is_not_utf8(tmp_path: Path, corpus: Corpus) -> None:
-    """Names of an old disk, for example: safetensors takes paths in UTF-8 alone, and so does TensorBoard."""
+    """An old disk has such names. safetensors and TensorBoard take paths in UTF-8 alone."""
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     try:
         folder.mkdir()
