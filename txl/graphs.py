@@ -10,7 +10,9 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -30,6 +32,7 @@ OFF = "TXL_CUDA_GRAPHS"  # environment variable; "off": no graphs
 WARM_UP = 8  # calls of one kind that run without a graph: they load kernels, and pay less than a capture
 MAX_DROPS = 3  # how often the graphs of a model are captured again because something they hold was changed
 _capturing = threading.Lock()  # torch captures one graph at a time in a process
+_pool: ContextVar[list[Any] | None] = ContextVar("_pool", default=None)  # of `sharing_memory`
 # Hooks of saved tensors that are active; torch 2.6 does not tell.
 _saving: Callable[[bool], Any] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
 Result = TypeVar("Result")
@@ -190,29 +193,38 @@ def _have_hooks(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]
     )
 
 
+@contextmanager
+def sharing_memory(pool: list[Any]) -> Iterator[None]:
+    """A context in which captured graphs use one memory pool, since they never run at the same
+    time; its handle is the first element of `pool`, once there is one."""
+    token = _pool.set(pool)
+    try:
+        yield
+    finally:
+        _pool.reset(token)
+
+
 def capture(
-    function: Callable[..., Result], inputs: Sequence[Tensor], device: torch.device, pool: Any = None
-) -> tuple[Result, Any]:
+    function: Callable[..., Result], inputs: Sequence[Tensor], device: torch.device
+) -> tuple[Result, Callable[[], None]]:
     """Capture the kernels that function(*inputs) launches, without running them.
 
-    pool: a graph whose memory this one may use, because they never run at the same time; or None.
-
-    Returns:
-        The function's result, whose tensors each replay writes again; and the graph, with `replay`.
+    Returns: the function's result, whose tensors each replay writes again, and the replay.
 
     Raises:
         Exception: the function's, or torch's if something cannot be captured or memory is short.
             The current stream is what it was.
     """
-    graph, inference = torch.cuda.CUDAGraph(), torch.is_inference_mode_enabled()
+    graph, inference, pool = torch.cuda.CUDAGraph(), torch.is_inference_mode_enabled(), _pool.get()
     # The generator's state for graphs is made at the first capture; as inference tensors no other
     # mode could replay.
     with _capturing, torch.cuda.device(device), torch.cuda.stream(torch.cuda.current_stream()):
-        shared = None if pool is None else pool.pool()
-        captured = torch.cuda.graph(graph, pool=shared, capture_error_mode="thread_local")
+        if pool == []:
+            pool.append(torch.cuda.graph_pool_handle())
+        captured = torch.cuda.graph(graph, pool=pool[0] if pool else None, capture_error_mode="thread_local")
         with torch.inference_mode(False), captured, torch.inference_mode(inference):
             result = function(*inputs)
-    return result, graph
+    return result, graph.replay
 
 
 def reserved_memory(device: torch.device) -> int:
@@ -235,13 +247,13 @@ class Captured(Generic[Result]):
     Attributes:
         inputs: the tensors that the captured kernels read.
         result: the function's result, written again by each replay.
-        graph: the graph.
+        replay: replays the graph.
     """
 
-    def __init__(self, function: Callable[..., Result], inputs: Sequence[Tensor], pool: Any = None) -> None:
-        """Capture function(*inputs); it is not run. pool: as in `capture`."""
+    def __init__(self, function: Callable[..., Result], inputs: Sequence[Tensor]) -> None:
+        """Capture function(*inputs); it is not run."""
         self.inputs = inputs
-        self.result, self.graph = capture(function, inputs, inputs[0].device, pool)
+        self.result, self.replay = capture(function, inputs, inputs[0].device)
 
     def __call__(self, *inputs: Tensor) -> Result:
         """Copy the inputs, of the static ones' shapes and dtypes, to these, and replay the
@@ -249,7 +261,7 @@ class Captured(Generic[Result]):
         for own, given in zip(self.inputs, inputs, strict=True):
             if own is not given:
                 own.copy_(given, non_blocking=True)
-        self.graph.replay()
+        self.replay()
         return self.result
 
 

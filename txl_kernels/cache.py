@@ -313,7 +313,7 @@ class KeyValueCache:
         """Raise RuntimeError if an error interrupted a call and positions are missing."""
         if self._lost:
             raise RuntimeError(
-                "cache is not whole, because an error interrupted a call of several segments: clear() it"
+                "cache is not whole, because an error interrupted a replayed step, or a call of several segments: clear() it"
             )
 
     def _check_segment(self, k: Tensor, v: Tensor) -> None:

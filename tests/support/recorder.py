@@ -63,9 +63,6 @@ class Recorder(TorchDispatchMode):
         for whole, before in self.saved.values():
             whole.copy_(before)
 
-    def pool(self) -> None:
-        """The memory that other graphs may share."""
-
     @torch.inference_mode()
     def replay(self) -> None:
         for operator, args, kwargs, made in self.operations:
@@ -84,8 +81,8 @@ def recorded(static: Callable[[], Iterable[Tensor]]) -> Callable[..., Any]:
     where they are, besides the captured function's inputs."""
 
     def capture(
-        function: Callable[..., Any], inputs: Sequence[Tensor], device: torch.device, pool: Any = None
-    ) -> tuple[Any, Recorder]:
+        function: Callable[..., Any], inputs: Sequence[Tensor], device: torch.device
+    ) -> tuple[Any, Callable[[], None]]:
         recorder, state = Recorder([*static(), *inputs]), torch.get_rng_state()
         try:
             with recorder:
@@ -93,6 +90,6 @@ def recorded(static: Callable[[], Iterable[Tensor]]) -> Callable[..., Any]:
         finally:
             recorder.restore()
             torch.set_rng_state(state)
-        return result, recorder
+        return result, recorder.replay
 
     return capture

@@ -212,6 +212,7 @@ class StepGraphs:
         self._model, self._caches = model, caches
         self._steps = graphs.Steps("evaluation", graphs.Watch(model, others=self._of_caches), self._drop)
         self._graphs: dict[tuple[Hashable, int], graphs.Captured[Tensor]] = {}
+        self._pool: list[Any] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "StepGraphs":
         return StepGraphs(copy.deepcopy(self._model, memo), copy.deepcopy(self._caches, memo))
@@ -221,7 +222,7 @@ class StepGraphs:
         return tensors, [x for cache in self._caches for x in (cache.window, cache.zero_row)]
 
     def _drop(self) -> bool:
-        had, self._graphs = bool(self._graphs), {}
+        had, self._graphs, self._pool = bool(self._graphs), {}, []
         return had
 
     def __call__(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
@@ -255,10 +256,10 @@ class StepGraphs:
             return None
         with torch.inference_mode(False):
             static = [x.clone() for x in inputs]
-        pool = next((graph.graph for graph in self._graphs.values()), None)
         appends = [cache.appends for cache in self._caches]
         try:
-            self._graphs[name] = graphs.Captured(function, static, pool)
+            with graphs.sharing_memory(self._pool):
+                self._graphs[name] = graphs.Captured(function, static)
         except Exception as error:  # of any kind: memory, or what cannot be captured
             self._steps.turn_off(f"a capture failed with {type(error).__name__}: {error}")
         finally:  # a capture computes nothing

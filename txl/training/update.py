@@ -213,7 +213,7 @@ class UpdateGraphs:
         self._steps = graphs.Steps("training", graphs.Watch(updater.network, optimizer, self._of_updater), self._drop)
         self._kind: Hashable = None  # of the captured updates
         self._gradients: graphs.Captured[tuple[Tensor, Tensor]] | None = None
-        self._step: Any = None  # the graph of the optimizer's step
+        self._step: Callable[[], None] | None = None  # the replay of the optimizer's step
         self._bytes = 0  # of the device's memory that the graphs keep
 
     def _of_updater(self) -> tuple[list[Any], list[Any]]:
@@ -279,4 +279,5 @@ class UpdateGraphs:
 
     def step_optimizer(self) -> None:
         """Step the optimizer by the gradients that `gradients` computed last."""
-        self._step.replay()
+        assert self._step is not None
+        self._step()

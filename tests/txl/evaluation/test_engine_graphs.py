@@ -6,6 +6,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -132,11 +133,11 @@ def test_a_growing_cache_cannot_be_replayed(engines: list[Engine]) -> None:
     caches = [x for cache in replayed.caches for x in (cache._keys, cache._values, cache.r)]
     capture = recorded(lambda: [*model.parameters(), *caches])
     with torch.inference_mode():
-        result, graph = capture(replayed._logits, (static,), model.device)
+        result, replay = capture(replayed._logits, (static,), model.device)
     for _ in range(3):
         tokens = torch.randint(31, (1, 4))
         static.copy_(tokens)
-        graph.replay()
+        replay()
         want = eager(tokens)
     assert not torch.allclose(result, want, rtol=1e-3)
 
@@ -320,26 +321,20 @@ def test_targets_of_another_shape_are_an_error(engines: list[Engine]) -> None:
     read_both(replayed, eager, 4)
 
 
-class Interrupted:
-    """A graph whose replay is interrupted after the device has executed it."""
-
-    def __init__(self, graph: Any) -> None:
-        self.graph = graph
-
-    def replay(self) -> None:
-        self.graph.replay()
-        raise KeyboardInterrupt
-
-
 def test_an_interrupted_replay_is_an_error_until_reset(engines: list[Engine]) -> None:
     replayed, eager = two_engines(engines)
     read_both(replayed, eager, 12)
     (graph,) = (x for (_, turn), x in replayed._graphs._graphs.items() if turn == replayed.caches[0].turn)
-    graph.graph = Interrupted(graph.graph)
-    tokens = torch.randint(31, (2, 6))
+    replay, tokens = graph.replay, torch.randint(31, (2, 6))
+
+    def interrupted() -> None:
+        replay()
+        raise KeyboardInterrupt
+
+    graph.replay = interrupted
     with pytest.raises(KeyboardInterrupt):
         replayed.nll(tokens, tokens)
-    graph.graph = graph.graph.graph
+    graph.replay = replay
     for length in (6, 3):
         with pytest.raises(RuntimeError, match="cache is not whole"):
             replayed(tokens[:, :length])
@@ -482,29 +477,14 @@ def test_equal_values_are_no_change(engines: list[Engine]) -> None:
     assert captured(replayed) == 2
 
 
-def test_graphs_of_an_engine_share_memory(engines: list[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    pools, capture = [], graphs.capture
-
-    def noted(function: Any, inputs: Any, device: Any, pool: Any = None) -> Any:
-        result = capture(function, inputs, device, pool)
-        pools.append((pool, result[1]))
-        return result
-
-    monkeypatch.setattr(graphs, "capture", noted)
-    replayed, eager = two_engines(engines)
-    read_both(replayed, eager, 12)
-    (first, graph), (second, _) = pools
-    assert first is None
-    assert second is graph
-
-
 def test_captures_of_two_threads_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch captures one graph at a time; each ends in the stream in which it began."""
-    running, log = threading.Semaphore(1), []
+    """torch captures one graph at a time. Graphs of an engine share memory."""
+    running, log, pools = threading.Semaphore(1), [], []
 
     @contextlib.contextmanager
-    def graph(*_: Any, **__: Any) -> Iterator[None]:
+    def graph(*_: Any, pool: Any, **__: Any) -> Iterator[None]:
         log.append(running.acquire(blocking=False))
+        pools.append(pool)
         yield
         threading.Event().wait(0.02)
         running.release()
@@ -513,9 +493,10 @@ def test_captures_of_two_threads_follow_each_other(monkeypatch: pytest.MonkeyPat
     def context(x: Any) -> Iterator[None]:
         yield
 
-    for name, value in {"CUDAGraph": object, "graph": graph, "device": context, "stream": context}.items():
+    for name, value in {"CUDAGraph": mock.Mock, "graph": graph, "device": context, "stream": context}.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     x = torch.ones(2)
     threads = [threading.Thread(target=graphs.capture, args=(torch.neg, (x,), x.device)) for _ in range(4)]
     for thread in threads:
@@ -523,3 +504,9 @@ def test_captures_of_two_threads_follow_each_other(monkeypatch: pytest.MonkeyPat
     for thread in threads:
         thread.join()
     assert log == [True] * 4
+    for pool in ([], []):  # of two engines
+        with graphs.sharing_memory(pool):
+            for _ in range(2):
+                graphs.capture(torch.neg, (x,), x.device)
+    assert pools[:4] == [None] * 4
+    assert pools[4] is pools[5] is not pools[6] is pools[7]
