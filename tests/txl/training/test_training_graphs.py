@@ -273,7 +273,7 @@ def test_a_replaced_step_of_the_optimizer_is_called(tmp_path: Path, corpus: Corp
 def test_memory_is_short_where_a_step_does_not_fit_beside_the_graphs(
     free: int, allocated: int, is_short: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 10 reserved bytes graphs keep 5, which steps without them cannot use."""
+    """Graphs keep 5 of 10 reserved bytes, which steps without them cannot use."""
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 100))
