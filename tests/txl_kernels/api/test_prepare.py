@@ -139,7 +139,7 @@ def test_a_name_of_a_subclass_of_str_is_its_own_backend() -> None:
     {"scale": 0.25}, {"softcap": 30.0}, {"dropout_p": 0.0}, {"window": 5}, {"zero_row": 3},
     {"window": (3, 2), "causal": False, "zero_row": 8}, {"scale": 0.25, "position_scale": 0.5},
 ], ids=str)  # fmt: skip
-def test_numbers_of_numpy_are_prepared_as_those_of_python(settings: dict[str, Any]) -> None:
+def test_numpy_scalars_are_prepared_as_python_scalars(settings: dict[str, Any]) -> None:
     """A repeated call enters at most twice as many functions; its result is the same."""
 
     def of_numpy(x: Any) -> Any:
