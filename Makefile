@@ -97,7 +97,7 @@ lint: $(VENV)/installed ## ruff, mypy, layers of imports, clang-format; whether 
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/clang-format --dry-run -Werror $(SOURCES) tests/txl_kernels/cpu/driver.cpp tests/txl_kernels/cpu/program.c tests/txl_kernels/cuda/driver.cpp tests/txl_kernels/cuda/*.h tests/txl_kernels/cuda/ptx_launch/*
+	$(BIN)/clang-format --dry-run -Werror $(SOURCES) tests/txl_kernels/cpu/driver.cpp tests/txl_kernels/cpu/threads.cpp tests/txl_kernels/cpu/program.c tests/txl_kernels/cuda/driver.cpp tests/txl_kernels/cuda/*.h tests/txl_kernels/cuda/ptx_launch/*
 	PYTHONPATH=benchmarks $(BIN)/python -m report --check
 
 # The documentation, site/index.html. Its tools get an environment of their own, without torch.
