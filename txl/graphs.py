@@ -7,6 +7,7 @@ capture (`Watch`, `settings`).
 """
 
 import logging
+import operator
 import os
 import threading
 from collections import Counter
@@ -35,6 +36,8 @@ _capturing = threading.Lock()  # torch captures one graph at a time in a process
 _pool: ContextVar[list[Any] | None] = ContextVar("_pool", default=None)  # of `sharing_memory`
 # Hooks of saved tensors that are active; torch 2.6 does not tell.
 _saving: Callable[[bool], Any] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+# Modules whose forward reads their children and parameters alone.
+_WITHOUT_ATTRIBUTES = (nn.Linear, nn.Identity, nn.Sequential, nn.ModuleList, nn.ParameterList, nn.ParameterDict)
 Result = TypeVar("Result")
 
 
@@ -137,8 +140,10 @@ class Watch:
     def changed(self) -> bool:
         """Whether anything has changed since the last call, or since this object was made."""
         try:
-            same = bool(self._now() == self._known)
-        except (RuntimeError, ValueError):  # another tensor or array among the values
+            objects, values = self._objects(), self._values()
+            same = len(objects) == len(self._kept) and all(map(operator.is_, objects, self._kept))
+            same = same and bool(values == self._known)
+        except (KeyError, RuntimeError, ValueError):  # something is gone, or a value is a tensor or an array
             same = False
         if not same:
             self._remember()
@@ -147,41 +152,48 @@ class Watch:
     def _remember(self) -> None:
         self._reason = self._look()
         self._modules, self._parameters = list(self._model.modules()), list(self._model.parameters())
-        self._vars = [vars(module) for module in self._modules]
-        children = [x for m in self._modules for x in (m._modules, m._parameters, m._buffers)]
-        self._children: list[dict[str, Any]] = [x for x in children if x]
         self._classes = {type(module) for module in self._modules}
+        # Dictionaries, and places in them: of children, and of attributes that a forward may read.
+        children: list[dict[str, Any]] = [
+            x for m in self._modules for x in (m._modules, m._parameters, m._buffers) if x
+        ]
+        self._sizes = [*map(vars, self._modules), *children]
+        self._children = [(x, name) for x in children for name in x]
+        own = [vars(module) for module in self._modules if type(module) not in _WITHOUT_ATTRIBUTES]
+        internal = vars(nn.Module()).keys() - {"training"}
+        self._attributes = [(x, name) for x in own for name in x if name not in internal]
         self._tensors = [*self._parameters, *self._model.buffers()]
         if self._optimizer is not None:
             states = [x for state in self._optimizer.state.values() for x in state.values()]
             self._tensors += [x for x in states if isinstance(x, Tensor)]
         self._matrices = [x for x in self._tensors if x.dim() > 1]
-        # Kept alive, so that no other object gets the identity of one that was replaced.
-        self._kept = self._objects()
-        self._known = self._now()
+        self._kept, self._known = self._objects(), self._values()
 
     def _objects(self) -> list[Any]:
         """Return what is compared by identity."""
-        objects = [*chain.from_iterable(map(dict.values, self._children)), *self._others()[0]]
+        objects = [x[name] for x, name in self._children]
+        objects += self._others()[0]
         if self._optimizer is not None:
             objects += chain.from_iterable(map(dict.values, self._optimizer.state.values()))
             for group in self._optimizer.param_groups:
                 objects += [*group["params"], group["lr"]]
         return objects
 
-    def _now(self) -> list[Any]:
-        """Return values and identities, to be compared with ==."""
-        now = [
-            *map(id, self._objects()), *map(Tensor.data_ptr, self._tensors), *map(Tensor.stride, self._matrices),
-            *map(type, self._modules), *(kind.forward for kind in self._classes),
-            *chain.from_iterable(map(dict.values, self._vars)), *self._others()[1],
-        ]  # fmt: skip
+    def _values(self) -> list[Any]:
+        """Return what is compared by value."""
+        values = [x[name] for x, name in self._attributes]
+        values += map(len, self._sizes)
+        values += map(type, self._modules)
+        values += [kind.forward for kind in self._classes]
+        values += map(Tensor.data_ptr, self._tensors)
+        values += map(Tensor.stride, self._matrices)
+        values += self._others()[1]
         if self._optimizer is not None:
-            now += [type(self._optimizer), "step" in vars(self._optimizer)]
-            now += [x.requires_grad for x in self._parameters]
+            values += [type(self._optimizer), "step" in vars(self._optimizer)]
+            values += [x.requires_grad for x in self._parameters]
             for group in self._optimizer.param_groups:
-                now += [(name, x) for name, x in group.items() if name not in ("params", "lr")]
-        return now
+                values += [(name, x) for name, x in group.items() if name not in ("params", "lr")]
+        return values
 
 
 def _have_hooks(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> bool:
