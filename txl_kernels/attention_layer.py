@@ -133,7 +133,8 @@ class AttentionLayer(nn.Module, abc.ABC):
             check_chunk(chunk, causal)
         if not isinstance(batch_first, bool):
             raise TypeError(f"batch_first must be True or False, got {type(batch_first).__name__}")
-        self.backend = backends.check_name(backend)
+        backends.check_name(backend)
+        self.backend = None if backend is None else str.__str__(backend)
         self.d_model, self.n_head, self.d_head, self.n_kv_head = d_model, n_head, d_head, n_kv_head
         self.attn_dropout, self.causal, self.window = attn_dropout, causal, window
         self.chunk, self.batch_first = chunk, batch_first

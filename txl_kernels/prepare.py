@@ -47,7 +47,8 @@ def prepare(call: Call, backend: str | None) -> tuple[Prepared, Call]:
         call = _with_plain_settings(call)
         signed = signature(call)
     if backend is not None and type(backend) is not str:
-        backend = backends.check_name(backend)
+        backends.check_name(backend)
+        backend = str.__str__(backend)  # of a subclass, such as an enum's member
     key = (signed, backend, "call")
     prepared = _memo.get(key)
     if prepared is None:

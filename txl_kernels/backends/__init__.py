@@ -40,9 +40,8 @@ def available_backends(
     return [name for name, backend in BACKENDS.items() if backend.why_not_tensors(device, dtype, head_width) is None]
 
 
-def check_name(backend: str | None) -> str | None:
-    """Return `backend`, None or the name of a backend, as a plain str (a member of an enum may be
-    one).
+def check_name(backend: str | None) -> None:
+    """Check that `backend` is None or the name of a backend.
 
     Raises:
         TypeError, ValueError: it is not.
@@ -51,7 +50,6 @@ def check_name(backend: str | None) -> str | None:
         raise TypeError(f"backend must be None or one of {', '.join(BACKENDS)}, got {type(backend).__name__}")
     if backend is not None and backend not in BACKENDS:
         raise ValueError(f"backend must be None or one of {', '.join(BACKENDS)}, got {backend!r}")
-    return None if backend is None else str.__str__(backend)
 
 
 def choose(backend: str | None, call: Call) -> str:
@@ -62,7 +60,7 @@ def choose(backend: str | None, call: Call) -> str:
         RuntimeError: the named backend cannot run on this device, dtype or head width, does not
             support the call, or failed at the first call of this kind; the message says why.
     """
-    backend = check_name(backend)
+    check_name(backend)
     if backend is None:
         return _first_that_runs(call)
     chosen = BACKENDS[backend]

@@ -28,6 +28,10 @@ OPTIONS = [
     {"encoding": "shaw", "table_len": 5},
     {"encoding": "shaw-released", "table_len": 5},
 ]
+# torch 2.6 does not tell whether hooks of saved tensors are active.
+TELLS_HOOKS = pytest.mark.skipif(
+    not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"), reason="torch 2.6"
+)
 CLOSE = {"rtol": 0, "atol": 1e-12}
 
 
@@ -403,7 +407,7 @@ def deterministic() -> Iterator[None]:
 
 @pytest.mark.parametrize("context", [
     Calls, deterministic, lambda: torch.autograd.set_detect_anomaly(True), lambda: torch.autocast("cpu"),
-    lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x),
+    pytest.param(lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x), marks=TELLS_HOOKS),
 ], ids=["dispatch", "deterministic", "anomaly", "autocast", "saved tensors"])  # fmt: skip
 def test_settings_that_are_taken_back_cost_no_graph(
     context: Callable[[], Any], engines: list[Engine], monkeypatch: pytest.MonkeyPatch
