@@ -43,7 +43,7 @@ def _make(kind: type[Library]) -> Library:
     return kind("txl_kernels", "FRAGMENT")
 
 
-# torch stores the name of the file that makes a library (torch 2.6: of its caller) as UTF-8, which a
-# path cannot always be.
+# torch stores the name of the file that makes a library (torch 2.6: of its caller) as UTF-8, which
+# a path cannot always be.
 for _function in (define, _make):
     _function.__code__ = _function.__code__.replace(co_filename="txl_kernels/library.py")
