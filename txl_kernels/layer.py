@@ -105,7 +105,9 @@ class SegmentAttention(AttentionLayer):
         return r.contiguous(), zero_row
 
     def _table_state(self) -> tuple[tuple[Any, ...], tuple[Tensor, ...]]:
-        parameters = tuple(self.parameters())
+        return self._state_of(tuple(self.parameters()))
+
+    def _state_of(self, parameters: tuple[Tensor, ...]) -> tuple[tuple[Any, ...], tuple[Tensor, ...]]:
         return (self.clamp_len, *map(id, parameters), *versions(parameters)), parameters
 
 
@@ -191,8 +193,7 @@ class RelAttention(SegmentAttention):
         weight = r._parameters.get("weight")
         if type(r) is nn.Linear and weight is not None and r._parameters.get("bias") is None:
             return (self.clamp_len, id(weight), None if weight.is_inference() else weight._version), (weight,)
-        parameters = tuple(r.parameters())
-        return (self.clamp_len, *map(id, parameters), *versions(parameters)), parameters
+        return self._state_of(tuple(r.parameters()))
 
     def biases(self) -> tuple[Tensor, Tensor]:
         """Return u and v of the paper, [H, D] each."""

@@ -43,9 +43,8 @@ def prepare(call: Call, backend: str | None) -> tuple[Prepared, Call]:
         RuntimeError: the named backend cannot run the call; the message says why.
     """
     signed = signature(call)
-    if signed is None:
-        call = _with_plain_settings(call)
-        signed = signature(call)
+    if signed is None and (plain := _with_plain_settings(call)) is not call:
+        call, signed = plain, signature(plain)
     if backend is not None and type(backend) is not str:
         backends.check_name(backend)
         backend = str.__str__(backend)  # of a subclass, such as an enum's member
