@@ -187,13 +187,14 @@ def test_left_alone_with_a_warning(name: str, monkeypatch: pytest.MonkeyPatch) -
     module = maker(monkeypatch)
     kind = type(module)
     model = nn.ModuleDict({"attention": module, "other": nn.Linear(2, 2)})
+    verify = False if reason.startswith("source unknown") else None  # else a trial takes it
     with pytest.warns(UserWarning, match=f"txl_kernels left attention .* alone: {reason}"):
-        report = accelerate(model)
+        report = accelerate(model, verify=verify)
     assert type(module) is kind
     assert [row.name for row in report.left_alone] == ["attention"]
     assert "left alone" in str(report)
     with pytest.raises(ValueError, match=f"(?s)strict=True.*attention.*{reason}"):
-        accelerate(model, strict=True)
+        accelerate(model, strict=True, verify=verify)
     assert re.search(reason, explain(module))
 
 

@@ -103,7 +103,7 @@ CHANGES: dict[str, tuple[str, str, str]] = {
 def test_copy_with_other_results_is_refused(name: str, tmp_path: Path) -> None:
     peer, old, new = CHANGES[name]
     _, other = moved(peer, tmp_path, replacing(old, new))
-    with pytest.warns(UserWarning, match=r"but with code of its own; tried out as .* is off by"):
+    with pytest.warns(UserWarning, match=r"but with code of its own; in a trial as .* is off by"):
         report = accelerate(other, verify=True)
     assert not report.accelerated
     with pytest.raises(ValueError, match="is off by"):
@@ -162,18 +162,11 @@ def test_verify_with_wrapped_layers(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(answer(case), before, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", ["espnet", "nemo", "granite", "granite 5", "gemma"])
-def test_verify_with_other_defaults(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """The default dtype and device do not matter."""
+def test_verify_with_another_default_device(name: str, tmp_path: Path) -> None:
     _, other = moved(name, tmp_path, replacing(*HARMLESS[name]))
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device("meta"):
-            accelerate(other, strict=True, verify=True, weights="none")
-        assert torch.get_default_dtype() == dtype
-    finally:
-        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        accelerate(other, strict=True, verify=True, weights="none")
 
 
 def test_cosyvoices_cache() -> None:

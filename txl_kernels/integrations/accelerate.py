@@ -16,7 +16,8 @@ from txl_kernels.integrations.peer import STATE, Accelerated, Peer, has_kernel, 
 from txl_kernels.integrations.registry import accelerated_class, find, find_copied_peer, path_of, similar_peers
 from txl_kernels.integrations.select import Chosen, Selection
 from txl_kernels.integrations.streaming import evict
-from txl_kernels.integrations.verify import difference
+from txl_kernels.integrations.trial import verdict
+from txl_kernels.integrations.tried import Refusals, Tried
 from txl_kernels.integrations.wrapped import has_replaced_forward, replaced_method, set_class
 
 Weights = Literal["fallback", "none"]
@@ -114,7 +115,7 @@ class Report:
 
 def accelerate(
     model: nn.Module, strict: bool = False, weights: Weights = "fallback", streaming: bool = False, *,
-    include: Chosen = None, exclude: Chosen = None, window: Window = None, verify: bool = False,
+    include: Chosen = None, exclude: Chosen = None, window: Window = None, verify: bool | None = None,
     export: Export = "original",
 ) -> Report:  # fmt: skip
     """Run the relative-position attention of a model's known modules on these kernels, in place.
@@ -125,7 +126,9 @@ def accelerate(
     no key has output 0, where some libraries average over padding.
 
     A module is known by the name and source of its class, or by its source alone if the class is a
-    copy in another package; see `explain`.
+    copy in another package; see `explain`. A class of a known name whose source is unknown (another
+    release) is compared with the adapter in a trial, on small random inputs, and taken if outputs
+    and gradients agree; calls of other kinds than the trial's run the original code.
 
     Args:
         model: any module; its submodules are searched.
@@ -143,10 +146,10 @@ def accelerate(
             sees at most (None for all), in addition to the model's masks. A model trained with more
             context gives other results. Calls that the original code would have to answer raise
             RuntimeError.
-        verify: True to test a module that resembles a known one but has other source (a changed
-            copy, another release): it is compared with the adapter on small random inputs, with
-            masks and gradients, and accelerated if both agree. The test runs in evaluation mode,
-            without dropout and caches.
+        verify: None to try classes of known names whose source is unknown, where that source shows
+            that a trial decides: it has no branch by dtype or device and compares lengths with
+            nothing beyond the trial's. False to leave them alone. True to try also modules that
+            resemble a known one (a changed copy), and to rely on the trial alone.
         export: the attention in a graph of torch.export, or of torch.onnx.export(.., dynamo=True)
             with the table of txl_kernels.onnx.translations(): "original" (with a warning) or
             "operator", the operator of these kernels, which must be installed where the graph
@@ -170,14 +173,14 @@ def accelerate(
         "warned": {},
     }
     rows: list[Row] = []
-    new: list[tuple[nn.Module, Peer, list[nn.Module]]] = []
+    new: list[tuple[nn.Module, Peer, Tried | None, list[nn.Module]]] = []
     accelerated: list[tuple[Any, list[nn.Module], bool]] = []
     for chain in _modules(model):
         name, module = chain[-1]
         ancestors = [m for _, m in chain[:-1]]
         is_excluded, is_included = excluded.has(chain), included.has(chain) or not included.given
         selected = is_included and not is_excluded
-        row, peer = None, None
+        row, peer, tried = None, None, None
         if isinstance(module, Accelerated):
             path = path_of(module.original)
             note = "" if path == module.peer.path else f", as {module.peer.path}"
@@ -185,27 +188,27 @@ def accelerate(
             row = Row(name, path, reason, weakref.ref(module), note)
             accelerated.append((module, ancestors, selected))
         elif selected:
-            row, peer = classify(name, module, ancestors, verify)
+            row, peer, tried = classify(name, module, ancestors, verify)
         elif find(path_of(type(module))) is not None:
             reason = "excluded" if is_excluded else "not included"
             row = Row(name, path_of(type(module)), reason, weakref.ref(module), concerns=False)
         rows += [] if row is None else [row]
-        new += [] if peer is None else [(module, peer, ancestors)]
+        new += [] if peer is None else [(module, peer, tried, ancestors)]
     for selection in (included, excluded):
         selection.check_all_used()
     report = Report(tuple(rows), () if rows else tuple(_attention_classes(model)))
     if strict and (report.left_alone or not report.accelerated):
         raise ValueError(f"strict=True, and not every attention module can be accelerated:\n{report}")
     if window is not None:
-        chosen = [peer for _, peer, _ in new] + [module.peer for module, _, selected in accelerated if selected]
+        chosen = [peer for _, peer, *_ in new] + [module.peer for module, _, selected in accelerated if selected]
         for peer in chosen:
             if not peer.applies_window:
                 raise ValueError(
                     f"window must be None for {peer.path}, got {window}: its adapter would ignore it, unless it is "
                     "registered with Peer(.., applies_window=True)"
                 )
-    for module, peer, ancestors in new:
-        module.__dict__[STATE] = new_state()
+    for module, peer, tried, ancestors in new:
+        module.__dict__[STATE] = new_state(**({} if tried is None else {"tried": tried, "refused": Refusals()}))
         set_class(module, accelerated_class(peer, type(module)))
         accelerated.append((module, ancestors, True))
     for known, ancestors, selected in accelerated:
@@ -219,9 +222,10 @@ def accelerate(
 
 def _check(model: Any, streaming: Any, weights: Any, window: Any, verify: Any, export: Any) -> None:
     check_module("model", model)
-    for name, value in (("streaming", streaming), ("verify", verify)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be True or False, got {type(value).__name__}")
+    if not isinstance(streaming, bool):
+        raise TypeError(f"streaming must be True or False, got {type(streaming).__name__}")
+    if verify is not None and not isinstance(verify, bool):
+        raise TypeError(f"verify must be None, True or False, got {type(verify).__name__}")
     if weights not in ("fallback", "none"):
         raise ValueError(f"weights must be 'fallback' or 'none', got {weights!r}")
     if export not in ("original", "operator"):
@@ -243,35 +247,37 @@ def check_module(argument: str, module: Any) -> None:
 
 
 def classify(
-    name: str, module: nn.Module, ancestors: Sequence[nn.Module], verify: bool = False
-) -> tuple[Row | None, Peer | None]:
+    name: str, module: nn.Module, ancestors: Sequence[nn.Module], verify: bool | None = None
+) -> tuple[Row | None, Peer | None, Tried | None]:
     """Return the decision about a module that is not accelerated: its row of a report (None for an
-    unknown module), and the peer whose adapter it gets (or None).
+    unknown module), the peer whose adapter it gets (or None), and the calls that a trial compared,
+    if there was one.
 
     ancestors: the modules that contain it, outermost first.
     """
     path = path_of(type(module))
     found = recognise(module)
     if found is None:
-        return None, None
-    peer, reason, note = found
-    if reason is not None and verify:
-        tried = find_equal_peer(module, peer, ancestors)
-        if isinstance(tried, Peer):
-            peer, reason, note = tried, None, f", tried out as {tried.name}"
+        return None, None, None
+    peer, unknown, note = found
+    tried = None
+    try:
+        nothing = peer.why_nothing_to_do(module, ancestors)
+    except AttributeError as error:
+        nothing, unknown = None, unknown or f"is not complete: {error}"
+    if nothing is not None:
+        return Row(name, path, nothing, weakref.ref(module), concerns=False), None, None
+    if unknown is not None and (verify or (verify is None and peer.path == path)):
+        result = _equal_peer(module, peer, ancestors, bool(verify))
+        if isinstance(result, str):
+            unknown = f"{unknown}; {result}" + ("" if verify else "; verify=True relies on the trial alone")
         else:
-            reason = f"{reason}; {tried}"
-    elif reason is not None:
-        reason += "; verify=True tries it out"
-    if reason is None:
-        try:
-            nothing = peer.why_nothing_to_do(module, ancestors)
-        except AttributeError as error:
-            return Row(name, path, f"is not complete: {error}", weakref.ref(module)), None
-        if nothing is not None:
-            return Row(name, path, nothing, weakref.ref(module), concerns=False), None
-        reason = _why_not_accelerated(peer, module, ancestors)
-    return Row(name, path, reason, weakref.ref(module), note), None if reason else peer
+            (peer, tried), unknown = result, None
+            note = f", tried out as {peer.name} in {tried.seconds:.2g} s"
+    elif unknown is not None:
+        unknown += "; verify=True tries it out"
+    reason = unknown or _why_not_accelerated(peer, module, ancestors)
+    return Row(name, path, reason, weakref.ref(module), note), None if reason else peer, None if reason else tried
 
 
 def recognise(module: nn.Module) -> tuple[Peer, str | None, str] | None:
@@ -295,16 +301,20 @@ def recognise(module: nn.Module) -> tuple[Peer, str | None, str] | None:
     return None if alike is None else (alike, f"like {alike.path}, but with code of its own", "")
 
 
-def find_equal_peer(module: nn.Module, first: Peer, ancestors: Sequence[nn.Module]) -> Peer | str:
-    """Return the first peer whose adapter computes the same as the module, among `first` and the
-    peers that the module resembles; or, if there is none, how each differs."""
+def _equal_peer(
+    module: nn.Module, first: Peer, ancestors: Sequence[nn.Module], asked: bool
+) -> tuple[Peer, Tried] | str:
+    """Return the first peer whose adapter computes the same as the module, with the calls that its
+    trial compared; or, if there is none, how each differs. The candidates are `first` and, if
+    asked, the peers that the module resembles."""
     differences: dict[type[Accelerated], str] = {}
-    for peer in (first, *similar_peers(module)):
+    for peer in (first, *(similar_peers(module) if asked else ())):
         if peer.adapter not in differences:
-            found = difference(module, peer, ancestors)
-            if found is None:
-                return peer
-            differences[peer.adapter] = f"tried out as {peer.name}, {found}"
+            reason = _why_not_accelerated(peer, module, ancestors)
+            found = reason or verdict(module, peer, ancestors, asked)
+            if isinstance(found, Tried):
+                return peer, found
+            differences[peer.adapter] = found
     return "; ".join(differences.values())
 
 

@@ -5,6 +5,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +26,8 @@ Window = tuple[int | None, int | None] | None  # numbers of keys before and afte
 ALL: Bounds = (None, None)
 T = TypeVar("T")
 _last = threading.local()
+# In a trial (trial.py): the dropout probabilities of calls of the kernels, which drop nothing then.
+dropouts: "ContextVar[list[float] | None]" = ContextVar("dropouts", default=None)
 
 
 def mask_bounds(
@@ -187,6 +190,8 @@ def attend(
     if memory_len > 0:
         memory = (k[:, :, :memory_len], v[:, :, :memory_len])
         k, v = k[:, :, memory_len:], v[:, :, memory_len:]
+    if settings.get("dropout_p") and not torch.compiler.is_compiling() and (noted := dropouts.get()) is not None:
+        noted.append(settings.pop("dropout_p"))
     if len(bounds) > 1 and settings.get("dropout_p"):
         settings["dropout_seed"] = new_seed(q.device)
 

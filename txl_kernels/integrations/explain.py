@@ -34,7 +34,7 @@ def explain(module: nn.Module) -> str:
             "register_copy(its class, of=...) a copy of a known one"
         )
     peer, reason, note = found
-    row, accepted = classify("", module, ())
+    row, accepted, _ = classify("", module, (), False)
     assert row is not None
     if accepted is not None:
         return f"{path}: taken for {peer.path}{note or ', by name and source'}; accelerate(model) accelerates it"

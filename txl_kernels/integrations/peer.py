@@ -43,6 +43,8 @@ class Accelerated:
         replaced: the original's method that the adapter's replaces. If the class has another now,
             the original runs.
         beside: the module that defines this method, for the functions that it calls.
+        omitted: names of submodules that a trial's copy of a module leaves out.
+        trial_settings: settings of a trial's copy, beside those of `settings_from`.
     """
 
     original: ClassVar[type]
@@ -53,6 +55,8 @@ class Accelerated:
     forwards: ClassVar[Mapping[type, Any]] = {}
     replaced: ClassVar[Any] = None
     beside: ClassVar[Any] = None
+    omitted: ClassVar[tuple[str, ...]] = ()
+    trial_settings: ClassVar[Mapping[str, Any]] = {}
 
     @staticmethod
     def settings_from(ancestors: Sequence[nn.Module]) -> dict[str, Any]:
@@ -68,15 +72,23 @@ class Accelerated:
         """Clean up; called before `restore` gives the class back."""
 
     @staticmethod
-    def sample_length(module: Any) -> int:
-        """Return the number of frames that `sample` needs to exercise everything that the module
-        does."""
-        return 13
+    def sample_length(module: Any, least: int) -> int:
+        """Return a number of frames, at least `least`, that `sample` can have."""
+        return least
 
     @staticmethod
-    def sample(module: Any, draw: "RandomInputs", seen: Tensor | None) -> "Sample | None":
-        """Return random frames, and a function that calls a module with them and returns its
-        output, for `accelerate`'s verify; None if the adapter defines none.
+    def mask_forms(module: Any) -> tuple[str, ...]:
+        """Return the forms of masks that callers of the module pass: "bool", "integer" and
+        "additive"."""
+        return ("bool",)
+
+    @staticmethod
+    def sample(module: Any, inputs: "RandomInputs", seen: Tensor | None) -> "Sample | None":
+        """Return random frames, and a function that calls a module with them as its callers do and
+        returns its result, for a trial; None if the adapter defines none.
+
+        The first part of the result is [B, T, ..]. A result of the original that the adapter gives
+        in another form is converted by the function.
 
         seen: None for all keys, or bool [B, T, T], the keys that each query sees.
         """
@@ -148,6 +160,9 @@ class Accelerated:
 
     def why_not_kernel(self: Any, x: Tensor, dropout_p: float = 0.0) -> str | None:
         """Return the reason why no kernel supports tensors like x and this dropout now, or None."""
+        refused = self.__dict__[STATE].get("refused")
+        if refused is not None and (why := refused.get()) is not None:
+            return str(why)
         if torch._C._get_tracing_state() is not None:
             return EXPORTED
         if exporting() and self.setting("export") != "operator":
@@ -200,17 +215,17 @@ def new_state(**settings: Any) -> dict[str, Any]:
     return {"fallbacks": Counter(), **settings}
 
 
-Sample = tuple[Tensor, Callable[[Any, Tensor], Tensor]]
+Sample = tuple[Tensor, Callable[[Any, Tensor], Any]]
 
 
 class RandomInputs:
-    """Small random float32 tensors on the CPU, the same at every run, for B sequences of T
-    frames."""
+    """Small random float32 tensors on the CPU, the same at every run, for B sequences of T frames,
+    whose masks have a form of `mask_forms`."""
 
-    B = 2
-
-    def __init__(self, T: int) -> None:
+    def __init__(self, T: int, form: str = "bool", B: int = 2) -> None:
         self.T = T
+        self.B = B
+        self.form = form
         self._generator = torch.Generator("cpu").manual_seed(0)
 
     def normal(self, *shape: int) -> Tensor:
@@ -219,6 +234,13 @@ class RandomInputs:
     def frames(self, width: int) -> Tensor:
         """Return frames [B, T, width]."""
         return self.normal(self.B, self.T, width)
+
+    def mask(self, seen: Tensor | None) -> Tensor | None:
+        """Return the mask [B, 1, T, T] of transformers' attention interface, or None."""
+        if seen is None:
+            return None
+        seen = seen.unsqueeze(1)
+        return additive(seen) if self.form == "additive" else seen
 
     def padding(self, seen: Tensor | None) -> Tensor:
         """Return a padding mask [B, T], True for the keys that no query sees."""
@@ -229,6 +251,11 @@ class RandomInputs:
         past and future are T - 1 if None."""
         before, after = (self.T - 1 if n is None else n for n in (past, future))
         return self.normal(1, before + 1 + after, width)
+
+
+def additive(seen: Tensor) -> Tensor:
+    """Return a mask that hides keys when it is added to scores. seen: bool, True where visible."""
+    return torch.zeros(seen.shape, device="cpu").masked_fill(~seen, torch.finfo(torch.float32).min)
 
 
 Check = Callable[[nn.Module, Sequence[nn.Module]], str | None]

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from txl_kernels.integrations.adapters import KNOWN
-from txl_kernels.integrations.peer import Accelerated, Peer
+from txl_kernels.integrations.peer import STATE, Accelerated, Peer
 from txl_kernels.integrations.source import ReplacedCode, check_code, module_of, parts, source_hash
 
 PREFIX = "Accelerated"
@@ -176,11 +176,28 @@ def _falling_back(ours: Any, theirs: Any) -> Any:
 
     @functools.wraps(ours)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state = self.__dict__[STATE]
+        if "tried" in state:
+            return _call_tried(ours, state, self, args, kwargs)
+        if "trial" in state:
+            state["trial"].append((args, kwargs))
         result = ours(self, *args, **kwargs)
         return self.fall_back(result, *args, **kwargs) if isinstance(result, str) else result
 
     method.__signature__ = inspect.signature(theirs)  # type: ignore[attr-defined]
     return method
+
+
+def _call_tried(ours: Any, state: dict[str, Any], self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call an adapter's method for a class that was taken after a trial. In calls of another kind
+    than the trial's, `why_not_kernel` returns the reason."""
+    refused = state["refused"]
+    refused.set(state["tried"].why_not(self, args, kwargs))
+    try:
+        result = ours(self, *args, **kwargs)
+    finally:
+        refused.set(None)
+    return self.fall_back(result, *args, **kwargs) if isinstance(result, str) else result
 
 
 def __getattr__(name: str) -> Any:

@@ -66,7 +66,7 @@ def _collect(part: Any, found: dict[str, Any]) -> None:
         return
     found[name] = part
     beside = vars(module_of(part))
-    for used in _names(part):
+    for used in names_in(part):
         other = beside.get(used)
         if (inspect.isfunction(other) or inspect.isclass(other)) and other.__module__ == part.__module__:
             _collect(other, found)
@@ -76,7 +76,7 @@ def _constants(part: Any) -> dict[str, Any]:
     """Return the module constants that a part names, with their values."""
     beside = vars(module_of(part))
     return {
-        name: beside[name] for name in _names(part) if type(beside.get(name)) in (int, float, str, bool)
+        name: beside[name] for name in names_in(part) if type(beside.get(name)) in (int, float, str, bool)
     }  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def _functions(part: Any) -> list[Any]:
     return [inspect.unwrap(x) for x in plain if inspect.isfunction(x)]
 
 
-def _names(part: Any) -> list[str]:
+def names_in(part: Any) -> list[str]:
     """Return the global names in the code of a function, or of a class' methods."""
     todo = [function.__code__ for function in _functions(part)]
     names: dict[str, None] = {}
@@ -115,6 +115,24 @@ def canonical(part: Any, names: dict[str, str]) -> Any:
     names: the replacement for each name of a class or function.
     """
     return _as_tuples(ast.Module([_tree(part)[0]], []), names)
+
+
+def tree_of(part: Any) -> ast.stmt:
+    """Return the syntax tree of a class or function.
+
+    Raises:
+        OSError: its source cannot be found.
+    """
+    return _tree(part)[0]
+
+
+def has_own_source(part: Any) -> bool:
+    """Whether a class, function or module is neither Python's, nor torch's, nor what transformers
+    has for all models: caches, masks, attention functions."""
+    name = part.__name__ if inspect.ismodule(part) else str(part.__module__)
+    common = name.startswith("transformers.") and not f"{name}.".startswith("transformers.models.")
+    package = name.partition(".")[0]
+    return package not in (*_EXCLUDED_PACKAGES, "numpy") and package not in sys.stdlib_module_names and not common
 
 
 def _tree(part: Any) -> tuple[ast.stmt, int]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from txl_kernels.integrations.attention import (
     OTHER_KEYS,
@@ -15,12 +15,28 @@ from txl_kernels.integrations.attention import (
     memoized,
     why_not_read,
 )
-from txl_kernels.integrations.peer import Accelerated, Peer
+from txl_kernels.integrations.peer import Accelerated, Peer, RandomInputs, Sample, width_of
 
 
 class DIEngine(Accelerated):
     skips = ("dropout",)
     needs = ("attention_kv", "attention_q", "project_pos", "head_num")
+
+    @staticmethod
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
+        width, heads, held = width_of(module.attention_q), module.head_num, 0 if seen is None else 5
+        memory, table = inputs.normal(held, inputs.B, width), inputs.normal(held + inputs.T, 1, width)
+        u, v = inputs.normal(heads, module.head_dim), inputs.normal(heads, module.head_dim)
+        shown = torch.ones(inputs.T, inputs.T, dtype=torch.bool, device="cpu").tril()
+        shown = shown.expand(inputs.B, -1, -1) if seen is None else shown & seen
+        mask = nn.functional.pad(~shown, (held, 0)).permute(1, 2, 0)
+
+        def call(m: Any, x: Tensor) -> Tensor:
+            x = x.transpose(0, 1)
+            out: Tensor = m(x, table, torch.cat([memory, x]), u, v, mask)
+            return out.transpose(0, 1)
+
+        return inputs.frames(width), call
 
     def forward(
         self: Any, inputs: Tensor, pos_embedding: Tensor, full_input: Tensor, u: Tensor, v: Tensor, mask: Any = None

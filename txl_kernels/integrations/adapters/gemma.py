@@ -22,15 +22,15 @@ from txl_kernels.integrations.attention import (
     project_table,
     split_heads,
 )
-from txl_kernels.integrations.peer import Accelerated, RandomInputs, Sample, width_of
+from txl_kernels.integrations.peer import Accelerated, RandomInputs, Sample, additive, width_of
 
 
 class Gemma(Accelerated):
     """The common part of both."""
 
     @staticmethod
-    def sample_length(module: Any) -> int:
-        return 13 + int(max(module.max_past_horizon, module.max_future_horizon))
+    def sample_length(module: Any, least: int) -> int:
+        return least + int(max(module.max_past_horizon, module.max_future_horizon))
 
     def attend_capped(self: Any, q: Tensor, k: Tensor, v: Tensor, r: Tensor, *bounds: Any, **settings: Any) -> Tensor:
         """Return the attention [B, H, L, D] with capped scores, within the module's own context."""
@@ -46,7 +46,7 @@ class Gemma3n(Gemma):
     @staticmethod
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
         mask = inputs.padding(seen)  # it supports no other mask
-        return inputs.frames(width_of(module.q_proj)), lambda m, x: m(x, mask).flatten(-2)
+        return inputs.frames(width_of(module.q_proj)), lambda m, x: m(x, mask)
 
     def forward(self: Any, hidden_states: Tensor, mask: Tensor) -> Tensor | str:
         why = self.why_not_kernel(hidden_states)
@@ -71,6 +71,10 @@ class Gemma4(Gemma):
     needs = ("per_dim_scale", "q_scale", "k_scale", "relative_k_proj", "max_past_horizon", "max_future_horizon")
 
     @staticmethod
+    def mask_forms(module: Any) -> tuple[str, ...]:
+        return ("bool", "additive")
+
+    @staticmethod
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
         past, future, size = module.max_past_horizon, module.max_future_horizon, module.chunk_size
         at = torch.arange(inputs.T, device="cpu")
@@ -81,9 +85,10 @@ class Gemma4(Gemma):
         shown = F.pad(shown, (past, future + size, 0, -inputs.T % size)).unflatten(1, (-1, size))
         context = torch.arange(module.context_size, device="cpu")
         blocks = torch.stack([shown[:, n, :, n * size + context] for n in range(shown.size(1))], 1)
+        mask = (additive(blocks) if inputs.form == "additive" else ~blocks).unsqueeze(1)
         width = width_of(module.q_proj)
-        table = inputs.normal(module.context_size // 2 + 1, width)
-        return inputs.frames(width), lambda m, x: m(x, table, ~blocks.unsqueeze(1))[0]
+        table = inputs.normal(1, module.context_size // 2 + 1, width)
+        return inputs.frames(width), lambda m, x: m(x, table, mask)
 
     def forward(
         self: Any, hidden_states: Tensor, position_embeddings: Tensor, attention_mask: Any = None

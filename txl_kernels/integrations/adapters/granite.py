@@ -26,7 +26,9 @@ class Granite(Accelerated):
     @staticmethod
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
         distances = _distances(module.context_size, module.max_pos_emb, torch.device("cpu"))
-        return inputs.normal(inputs.B, 2 * module.context_size + 3, width_of(module.to_q)), lambda m, x: m(x, distances)
+        return inputs.normal(
+            inputs.B, max(2 * module.context_size + 3, inputs.T), width_of(module.to_q)
+        ), lambda m, x: m(x, distances)
 
     def forward(self: Any, hidden_states: Tensor, attention_dists: Tensor) -> Tensor | str:
         why = self.why_not_kernel(hidden_states) or _why_not_distances(self, attention_dists, self.max_pos_emb)
@@ -43,14 +45,15 @@ class Granite5(Accelerated):
     needs = ("q_proj", "rel_pos_emb", "context_size", "head_dim", "attention_dropout", "num_key_value_groups")
 
     @staticmethod
-    def sample_length(module: Any) -> int:
-        return 3 * int(module.context_size) - 1  # no block consists of padding, and the last one is shorter
+    def sample_length(module: Any, least: int) -> int:
+        blocks = max(3, 1 + least // int(module.context_size))
+        return blocks * int(module.context_size) - 1  # no block consists of padding, and the last one is shorter
 
     @staticmethod
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
         distances = _distances(module.context_size, module.config.max_position_embeddings, torch.device("cpu"))
         mask = ~inputs.padding(seen)  # it supports no other mask
-        return inputs.frames(width_of(module.q_proj)), lambda m, x: m(x, distances, attention_mask=mask)[0]
+        return inputs.frames(width_of(module.q_proj)), lambda m, x: m(x, distances, attention_mask=mask)
 
     def forward(
         self: Any, hidden_states: Tensor, position_embeddings: Tensor, attention_mask: Tensor | None = None, **kwargs: Any

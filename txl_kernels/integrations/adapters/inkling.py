@@ -7,6 +7,7 @@ Keys and values are grouped. Inkling 2 adds a sink. Short convolutions, norms, g
 the original's.
 """
 
+import inspect
 import sys
 from typing import Any
 
@@ -22,7 +23,13 @@ from txl_kernels.integrations.adapters.inkling_masks import (
     keys_of,
     mask_of,
 )
-from txl_kernels.integrations.adapters.transformers import implementation_of, interface_bounds, peer, why_not_interface
+from txl_kernels.integrations.adapters.transformers import (
+    implementation_of,
+    interface_bounds,
+    masks_of_interface,
+    peer,
+    why_not_interface,
+)
 from txl_kernels.integrations.attention import (
     ALL,
     Bounds,
@@ -33,7 +40,7 @@ from txl_kernels.integrations.attention import (
     memoized,
     merge_heads,
 )
-from txl_kernels.integrations.peer import Accelerated, has_user_hooks
+from txl_kernels.integrations.peer import Accelerated, RandomInputs, Sample, has_user_hooks
 
 IMPLEMENTATIONS = (None, "eager", "sdpa")  # those whose masks are tensors
 
@@ -74,6 +81,25 @@ class TextModel(Accelerated):
 
 class Attention(Accelerated):
     """The common part of the attention layers of Inkling and of Inkling 2."""
+
+    @staticmethod
+    def mask_forms(module: Any) -> tuple[str, ...]:
+        return masks_of_interface(module)
+
+    @staticmethod
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
+        at = torch.arange(inputs.T, device="cpu")
+        distance = at.unsqueeze(1) - at
+        shown = (distance >= 0) & (distance < (module.sliding_window or inputs.T))
+        shown = shown.expand(inputs.B, -1, -1) if seen is None else shown & seen
+        given: dict[str, Any] = {"attention_mask": inputs.mask(shown)}
+        names = inspect.signature(module.forward).parameters
+        width = module.config.hidden_size
+        if "relative_distance" in names:
+            given |= {"relative_distance": distance, "position_ids": at.expand(inputs.B, -1)}
+        others = [f"{name}_hidden_states" for name in ("key", "value") if f"{name}_hidden_states" in names]
+        given |= {name: inputs.frames(width) for name in others if seen is not None or names[name].default is not None}
+        return inputs.frames(width), lambda m, x: m(x, **given)
 
     def _bounds(self: Any, mask: Any, keys: CachedKeys | None, length: int, **kwargs: Any) -> tuple[Bounds, bool] | str:
         """Return the intervals of keys that queries see, and whether causality and the window hide

@@ -12,11 +12,25 @@ from torch import Tensor
 from txl_kernels.integrations.adapters.shared_bias import all_pairs, farthest_first
 from txl_kernels.integrations.adapters.transformers import interface_bounds, peer
 from txl_kernels.integrations.attention import attend, dropout_of, merge_heads, split_heads
-from txl_kernels.integrations.peer import Accelerated
+from txl_kernels.integrations.peer import Accelerated, RandomInputs, Sample, width_of
 
 
 class MPNet(Accelerated):
     skips = ("dropout",)
+
+    @staticmethod
+    def mask_forms(module: Any) -> tuple[str, ...]:
+        return ("additive",)
+
+    @staticmethod
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
+        own, mask = inputs.normal(module.num_attention_heads, 2 * inputs.T - 1), inputs.mask(seen)
+
+        def call(m: Any, x: Tensor) -> Any:
+            bias = own if isinstance(m, Accelerated) else all_pairs(own, inputs.T).unsqueeze(0)
+            return m(x, mask, bias)
+
+        return inputs.frames(width_of(module.q)), call
 
     def forward(
         self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, position_bias: Tensor | None = None,
@@ -48,6 +62,17 @@ class MPNetBiases(Accelerated):
     """The encoder's computation of the biases."""
 
     method = "compute_position_bias"
+    omitted = ("layer",)
+
+    @staticmethod
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
+        def call(m: Any, x: Tensor) -> Tensor:
+            bias: Tensor = m.compute_position_bias(x)
+            if isinstance(m, Accelerated):
+                bias = all_pairs(bias, inputs.T).unsqueeze(0)
+            return bias.expand(inputs.B, -1, -1, -1)
+
+        return inputs.frames(8), call
 
     def compute_position_bias(
         self: Any, x: Tensor, position_ids: Tensor | None = None, num_buckets: int = 32

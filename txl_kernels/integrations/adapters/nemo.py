@@ -102,8 +102,8 @@ class NeMoLocal(Accelerated):
     needs = ("att_context_size", "global_tokens", "sliding_chunks_matmul_qk", "linear_pos", "pos_bias_u")
 
     @staticmethod
-    def sample_length(module: Any) -> int:
-        return 2 * int(max(module.att_context_size)) + 5
+    def sample_length(module: Any, least: int) -> int:
+        return max(2 * int(max(module.att_context_size)) + 5, least)
 
     @staticmethod
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:

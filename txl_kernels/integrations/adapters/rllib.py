@@ -6,11 +6,17 @@ import torch
 from torch import Tensor
 
 from txl_kernels.integrations.attention import attend, merge_heads
-from txl_kernels.integrations.peer import Accelerated, Peer
+from txl_kernels.integrations.peer import Accelerated, Peer, RandomInputs, Sample, width_of
 
 
 class RLlib(Accelerated):
     needs = ("_qkv_layer", "_rel_pos_embedding", "_pos_proj", "_uvar")
+
+    @staticmethod
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
+        width = width_of(module._qkv_layer)
+        memory = inputs.normal(inputs.B, 0 if seen is None else 5, width)
+        return inputs.frames(width), lambda m, x: m(x, memory)
 
     def forward(self: Any, inputs: Tensor, memory: Tensor | None = None) -> Tensor | str:
         if memory is None:

@@ -5,7 +5,7 @@ Originals pass a bias of all pairs, [.., L, S]. Accelerated layers pass [H, T], 
 distance, farthest future first, if all layers of the stack are accelerated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -24,6 +24,7 @@ class SharesBias(Accelerated):
 
     blocks: ClassVar[str]
     inner: ClassVar[str]
+    trial_settings: ClassVar[Mapping[str, Any]] = {"layers": {"whole": True}}
 
     @classmethod
     def stack(cls, ancestors: Sequence[nn.Module]) -> list[nn.Module]:

@@ -19,7 +19,7 @@ class SpeechBrain(Accelerated):
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
         table = inputs.table(width_of(module.linear_pos))
         padding, hidden = inputs.padding(seen), None if seen is None else ~seen[0]  # the first row has no padding
-        return inputs.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, padding, hidden)[0]
+        return inputs.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, padding, hidden)
 
     def forward(
         self: Any, query: Tensor, key: Tensor, value: Tensor, pos_embs: Tensor, key_padding_mask: Tensor | None = None,

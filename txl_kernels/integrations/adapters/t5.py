@@ -17,6 +17,7 @@ from txl_kernels.integrations.adapters.transformers import (
     check_keys,
     implementation_of,
     interface_bounds,
+    masks_of_interface,
     peer,
     why_not_interface,
 )
@@ -29,7 +30,7 @@ from txl_kernels.integrations.attention import (
     merge_heads,
     split_heads,
 )
-from txl_kernels.integrations.peer import Accelerated
+from txl_kernels.integrations.peer import Accelerated, RandomInputs, Sample, additive, width_of
 from txl_kernels.positions import t5_bucket_numbers
 
 
@@ -37,6 +38,10 @@ class Buckets(Accelerated):
     """The base class of the adapters of T5 and UMT5."""
 
     needs = ("q", "k", "v", "o", "key_value_proj_dim", "has_relative_attention_bias", "relative_attention_max_distance")
+
+    @staticmethod
+    def mask_forms(module: Any) -> tuple[str, ...]:
+        return masks_of_interface(module)
 
     def why_original(self: Any, x: Tensor, others: Tensor | None, kwargs: dict[str, Any]) -> str | None:
         """Return the reason why the original must answer a call, whatever its biases and its mask
@@ -95,6 +100,24 @@ class Buckets(Accelerated):
 class T5(SharesBias, Buckets):
     blocks, inner = "block", "layer.0.SelfAttention"
 
+    @staticmethod
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
+        mask, own = inputs.mask(seen), None
+        if not module.has_relative_attention_bias:
+            own = inputs.normal(module.n_heads, 2 * inputs.T - 1)
+
+        def call(m: Any, x: Tensor) -> tuple[Any, ...]:
+            bias = own
+            if own is not None and not isinstance(m, Accelerated):
+                bias = all_pairs(own, inputs.T).unsqueeze(0)
+                if seen is not None:  # which the first layer of some releases adds
+                    bias = bias + additive(seen.unsqueeze(1))
+            out, made, *rest = m(x, mask=mask, position_bias=bias)
+            made = all_pairs(made, inputs.T).unsqueeze(0) if isinstance(m, Accelerated) else made
+            return out, made if seen is None else made.masked_fill(~seen.unsqueeze(1), 0), *rest
+
+        return inputs.frames(width_of(module.q)), call
+
     def forward(
         self: Any, hidden_states: Tensor, mask: Tensor | None = None, key_value_states: Tensor | None = None,
         position_bias: Tensor | None = None, past_key_values: Any = None, cache: Any = None, **kwargs: Any,
@@ -116,6 +139,11 @@ class T5(SharesBias, Buckets):
 
 
 class UMT5(Buckets):
+    @staticmethod
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
+        mask = inputs.mask(seen)
+        return inputs.frames(width_of(module.q)), lambda m, x: m(x, attention_mask=mask)
+
     def forward(
         self: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None, cache: Any = None,
         attention_mask: Tensor | None = None, **kwargs: Any,

@@ -1,5 +1,6 @@
 """The speech encoders of transformers, and XLNet (Yang et al. 2019)."""
 
+import inspect
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -59,6 +60,12 @@ def implementation_of(module: Any) -> str | None:
     return name
 
 
+def masks_of_interface(module: Any) -> tuple[str, ...]:
+    """Return `Accelerated.mask_forms` of a class with transformers' attention interface: eager code
+    adds masks, sdpa takes both."""
+    return ("bool", "additive") if implementation_of(module) == "sdpa" else ("additive",)
+
+
 def why_not_interface(module: Any, kwargs: dict[str, Any]) -> str | None:
     """Return the reason why the original must answer a call, whatever its tensors are, or None."""
     if attentions_wanted(module, kwargs) and module.setting("weights") == "fallback":
@@ -98,16 +105,18 @@ class HFConformer(Accelerated):
     needs = ("linear_q", "linear_out", "position_embeddings_type", "num_heads", "head_size")
 
     @staticmethod
-    def sample_length(module: Any) -> int:
-        sides = (getattr(module, f"{side}_max_position_embeddings", 0) for side in ("left", "right"))
-        return 13 + int(max(sides))
+    def mask_forms(module: Any) -> tuple[str, ...]:
+        return masks_of_interface(module)
 
     @staticmethod
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
-        given: dict[str, Any] = {} if seen is None else {"attention_mask": seen.unsqueeze(1)}
+        given: dict[str, Any] = {"attention_mask": inputs.mask(seen)}
         if module.position_embeddings_type == "relative":
             given["relative_position_embeddings"] = inputs.table(width_of(module.linear_q))
-        return inputs.frames(width_of(module.linear_q)), lambda m, x: m(x, **given)[0]
+        parameters = inspect.signature(type(module).forward).parameters.values()
+        if seen is not None and any(x.kind is x.VAR_KEYWORD for x in parameters):
+            given["use_cache"] = True  # which Seamless passes on
+        return inputs.frames(width_of(module.linear_q)), lambda m, x: m(x, **given)
 
     def forward(
         self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None,
@@ -159,9 +168,9 @@ class Parakeet(Accelerated):
 
     @staticmethod
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
-        mask = None if seen is None else seen.unsqueeze(1)
+        mask = inputs.mask(seen)
         table = inputs.table(width_of(module.relative_k_proj)).expand(inputs.B, -1, -1)
-        return inputs.frames(width_of(module.q_proj)), lambda m, x: m(x, table, attention_mask=mask)[0]
+        return inputs.frames(width_of(module.q_proj)), lambda m, x: m(x, table, attention_mask=mask)
 
     def forward(
         self: Any,
@@ -203,9 +212,18 @@ class FastSpeech2(Accelerated):
     needs = ("linear_q", "linear_pos", "pos_bias_u", "pos_bias_v", "num_heads")
 
     @staticmethod
+    def mask_forms(module: Any) -> tuple[str, ...]:
+        return ("bool", "integer")
+
+    @staticmethod
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
-        table, mask = inputs.table(width_of(module.linear_pos)), None if seen is None else seen[:, :1]
-        return inputs.frames(width_of(module.linear_q)), lambda m, x: m(x, mask, table)[0]
+        table, mask = (
+            inputs.table(width_of(module.linear_pos)),
+            None if seen is None else ~inputs.padding(seen).unsqueeze(1),
+        )
+        if mask is not None and inputs.form == "integer":
+            mask = mask.long()
+        return inputs.frames(width_of(module.linear_q)), lambda m, x: m(x, mask, table)
 
     def forward(
         self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, pos_emb: Tensor | None = None,
@@ -244,6 +262,36 @@ class XLNet(Accelerated):
         encodings."""
         configs = [m.config for m in ancestors if hasattr(m, "config")]
         return {"bi_data": any(getattr(config, "bi_data", False) for config in configs)} if configs else {}
+
+    @staticmethod
+    def mask_forms(module: Any) -> tuple[str, ...]:
+        return ("additive", "integer")  # both real; the second without memory and segments
+
+    @staticmethod
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
+        width, heads, head_dim = module.q.shape
+        held = 5 if inputs.form == "additive" else 0
+        keys, frames = held + inputs.T, inputs.frames(width)
+        memory, encodings = inputs.normal(inputs.B, held, width), inputs.normal(keys + inputs.T, 1, heads, head_dim)
+        encodings = encodings.expand(-1, inputs.B, -1, -1)
+        mask, segments = None, None
+        if seen is not None:
+            mask = F.pad(~seen, (held, 0)).permute(1, 2, 0).unsqueeze(-1).float()
+        if held:
+            other = torch.arange(keys, device="cpu") % 3 == 0
+            segments = (
+                F.one_hot((other[held:, None] != other).long(), 2).float().unsqueeze(2).expand(-1, -1, inputs.B, -1)
+            )
+
+        def call(m: Any, x: Tensor) -> Tensor:
+            q, k, v = (
+                torch.einsum("bih,hnd->ibnd", y, p)
+                for y, p in ((x, m.q), (torch.cat([memory, x], 1), m.k), (torch.cat([memory, x], 1), m.v))
+            )
+            out: Tensor = m.rel_attn_core(q, k, v, encodings, seg_mat=segments, attn_mask=mask)
+            return out.transpose(0, 1)
+
+        return frames, call
 
     def rel_attn_core(
         self: Any, q_head: Tensor, k_head_h: Tensor, v_head_h: Tensor, k_head_r: Tensor, seg_mat: Tensor | None = None,

@@ -23,7 +23,7 @@ from txl_kernels.integrations.attention import (
     merge_heads,
     split_heads,
 )
-from txl_kernels.integrations.peer import Peer
+from txl_kernels.integrations.peer import Accelerated, Peer, RandomInputs, Sample, width_of
 
 
 class Gated(SharesBias):
@@ -45,6 +45,20 @@ class WavLM(Gated):
 
     blocks, inner = "layers", "attention"
     needs = ("gru_rel_pos_const", "gru_rel_pos_linear", "num_buckets", "max_distance", "q_proj", "out_proj")
+
+    @staticmethod
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
+        mask, own = None if seen is None else ~inputs.padding(seen), None
+        if not hasattr(module, "rel_attn_embed"):
+            own = inputs.normal(module.num_heads, 2 * inputs.T - 1)
+
+        def call(m: Any, x: Tensor) -> tuple[Any, ...]:
+            shared = isinstance(m, Accelerated)
+            bias = own if shared else _for_each_row(own, inputs.B, inputs.T)
+            out, weights, made = m(x, attention_mask=mask, position_bias=bias, index=0 if seen is None else inputs.T)
+            return out, weights, _for_each_row(made, inputs.B, inputs.T) if shared else made
+
+        return inputs.frames(width_of(module.q_proj)), call
 
     def forward(
         self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, position_bias: Tensor | None = None,

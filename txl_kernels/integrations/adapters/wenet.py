@@ -24,7 +24,7 @@ class WeNet(Accelerated):
         held = 5 if seen is None else 0
         table = inputs.table(width, inputs.T - 1 + held, inputs.T - 1 + held)
         cache = inputs.normal(inputs.B, module.h, held, 2 * module.d_k) if held else NO_CACHE
-        return inputs.frames(width), lambda m, x: m(x, x, x, mask, table, cache)[0]
+        return inputs.frames(width), lambda m, x: m(x, x, x, mask, table, cache)
 
     def forward(
         self: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor = NO_MASK, pos_emb: Tensor = NO_ENCODINGS,

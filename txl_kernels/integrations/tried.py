@@ -1,0 +1,97 @@
+"""The calls that a trial has compared, for a module whose class is taken after one: later calls of
+other kinds are answered by the original."""
+
+import inspect
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Tried:
+    """The kinds of calls of a class that a trial has compared.
+
+    A tensor's kind is whether it is bool, integer or real, its number of axes, and whether its
+    shape is that of the call's first tensor; an object's is its class, a flag's or a string's its
+    value.
+
+    Attributes:
+        training, gradients: whether training mode, and gradients, were compared.
+        seconds: the duration of the trial.
+    """
+
+    def __init__(self, method: Any) -> None:
+        """method: the original's method, whose parameters the calls have."""
+        parameters = list(inspect.signature(method).parameters.values())[1:]
+        self._names = [x.name for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
+        self._defaults = {x.name: x.default for x in parameters}
+        self._kinds: set[tuple[str, Any]] = set()
+        self._implementations: set[str | None] = set()
+        self.training = False
+        self.gradients = True
+        self.seconds = 0.0
+
+    def record(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Add a call that was compared."""
+        self._kinds |= set(self._of(args, kwargs))
+        self._implementations.add(_implementation(module))
+
+    def why_not(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """Return the reason why the original must answer a call, or None."""
+        if module.training and not self.training:
+            return "training mode, which its trial did not compare"
+        if not self.gradients and torch.is_grad_enabled():
+            return "gradients, which its trial did not compare"
+        if _implementation(module) not in self._implementations:
+            return "another attention implementation than in its trial"
+        for found in self._of(args, kwargs):
+            if found not in self._kinds:
+                return f"an argument that its trial did not have, or had in another form: {found[0]}"
+        return None
+
+    def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+        """Return the name and kind of each argument that is not its default."""
+        given = [*zip(self._names, args, strict=False), *kwargs.items()]
+        given += [("*args", x) for x in args[len(self._names) :]]
+        first = next((x for _, x in given if isinstance(x, Tensor)), None)
+        found = []
+        for name, value in given:
+            default = self._defaults.get(name)
+            if value is not None and value is not default and not (value is False and name not in self._defaults):
+                found.append((name, _kind(value, first)))
+        return found
+
+
+def _implementation(module: Any) -> str | None:
+    return getattr(getattr(module, "config", None), "_attn_implementation", None)
+
+
+def _kind(value: Any, first: Tensor | None) -> Any:
+    if isinstance(value, Tensor):
+        real = value.is_floating_point()
+        same = real and first is not None and value.shape == first.shape
+        return ("real" if real else "bool" if value.dtype == torch.bool else "integer"), value.dim(), same
+    if isinstance(value, (bool, str)):
+        return value
+    return type(value).__qualname__
+
+
+class Refusals:
+    """The reason, in each thread, why the original must answer the call that a module is in."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[int, str] = {}
+
+    def get(self) -> str | None:
+        return self._reasons.get(_thread()) if self._reasons else None
+
+    def set(self, reason: str | None) -> None:
+        if reason is None:
+            self._reasons.pop(_thread(), None)
+        else:
+            self._reasons[_thread()] = reason
+
+
+def _thread() -> int:
+    return 0 if torch.compiler.is_compiling() else threading.get_ident()
