@@ -1,5 +1,5 @@
-"""What the source of a class may make its result depend on: integers that a length may be compared
-with, dtypes, devices, and random numbers. A trial (trial.py) cannot show that a class computes the
+"""The conditions in a class' source: integers that a length may be compared with, dtypes, devices,
+and random numbers, on which the result of a call may depend. A trial (trial.py) cannot show that a class computes the
 same at lengths, dtypes and devices that it does not try, so the source must say.
 
 The answers err on the side of dependence: every integer of the code counts, but for those that are
@@ -53,7 +53,7 @@ LAYER_NUMBERS = ("layer_idx", "layer_id", "layer_index", "layer_number")
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a class' code may make its result depend on.
+    """The conditions on which the result of a class' code may depend.
 
     Attributes:
         largest: the largest integer that a length or a distance may be compared with.
