@@ -184,6 +184,7 @@ def accelerate(
         if isinstance(module, Accelerated):
             path = path_of(module.original)
             note = "" if path == module.peer.path else f", as {module.peer.path}"
+            note += ", tried out" if "tried" in module.__dict__[STATE] else ""
             reason = "its forward was replaced on the instance" if has_replaced_forward(module) else None
             row = Row(name, path, reason, weakref.ref(module), note)
             accelerated.append((module, ancestors, selected))
@@ -275,7 +276,7 @@ def classify(
             (peer, tried), unknown = result, None
             note = f", tried out as {peer.name} in {tried.seconds:.2g} s"
     elif unknown is not None:
-        unknown += "; verify=True tries it out"
+        unknown += f"; verify={'None' if peer.path == path else 'True'} tries it out"
     reason = unknown or _why_not_accelerated(peer, module, ancestors)
     return Row(name, path, reason, weakref.ref(module), note), None if reason else peer, None if reason else tried
 

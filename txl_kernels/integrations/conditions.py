@@ -1,6 +1,6 @@
 """The conditions in a class' source: integers that a length may be compared with, dtypes, devices,
-and random numbers, on which the result of a call may depend. A trial (trial.py) cannot show that a class computes the
-same at lengths, dtypes and devices that it does not try, so the source must say.
+and random numbers, on which the result of a call may depend. A trial (trial.py) cannot show that a
+class computes the same at lengths, dtypes and devices that it does not try, so the source must say.
 
 The answers err on the side of dependence: every integer of the code counts, but for those that are
 a size of a tensor and nothing else.

@@ -41,8 +41,9 @@ def explain(module: nn.Module) -> str:
     if reason is None:
         return f"{path}: taken for {peer.path}{note}; {row.done}"
     lines = [f"{path}: {reason}", f"tested: {peer.tested()}", *_differences(peer, type(module))]
+    how = "" if path == peer.path else ", verify=True"
     lines.append(
-        "accelerate(model, verify=True) tries it out and takes it where it computes the same; "
+        f"accelerate(model{how}) tries it out and takes it where it computes the same; "
         f"register_copy({type(module).__name__}, of={peer.name!r}) takes your word for it"
     )
     return "\n".join(lines)

@@ -36,7 +36,8 @@ from txl_kernels.torch_state import is_plain
 TOLERANCE = 2e-4  # relative to the largest value of a tensor; another formula differs by much more
 ROUNDING = 2e-6  # of gradients, relative to the largest of all: one may be zero but for rounding
 FRAMES = 13  # of most calls
-MAX_FRAMES = 2048  # of a trial; a class whose code compares lengths with more is left alone
+MAX_FRAMES = 2048  # a class whose code compares lengths with more is left alone
+UNREAD = 512  # frames of the longest call where the source cannot be read
 _DRAWS = words("""
     rand randn randint randperm bernoulli multinomial normal poisson rand_like randn_like randint_like bernoulli_ uniform_
     normal_ random_ exponential_ geometric_ cauchy_ log_normal_ rrelu
@@ -63,7 +64,7 @@ def verdict(module: nn.Module, peer: Peer, ancestors: Sequence[nn.Module], asked
         if peer.adapter.sample is Accelerated.sample:
             return f"there is no trial for {peer.name}"
         _check_can_be_tried(module)
-        large, by_layer = (MAX_FRAMES, True) if asked else (0, False)
+        large, by_layer = UNREAD, True
         try:
             source_hash(type(module))  # is the source that of the code?
             found = conditions_of(type(module), module, _read_past(module, peer))
