@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+from torch.fx import Proxy
 
 from txl_kernels.integrations.adapters import KNOWN
-from txl_kernels.integrations.peer import Accelerated, Peer
+from txl_kernels.integrations.peer import EXPORTED, Accelerated, Peer
 from txl_kernels.integrations.source import ReplacedCode, check_code, module_of, parts, source_hash
 
 PREFIX = "Accelerated"
@@ -170,13 +171,14 @@ def _known_parts(peer: Peer, original: type) -> list[Any]:
 
 
 def _falling_back(ours: Any, theirs: Any) -> Any:
-    """Return a method that calls the original if an adapter's method returns a reason. It shows the
-    original's signature, by whose names others call it: torch.export, for example, and
-    transformers' Trainer."""
+    """Return a method that calls the original if an adapter's method returns a reason, or if
+    torch.fx.symbolic_trace traces the call. It shows the original's signature, by whose names
+    others call it: torch.export, for example, and transformers' Trainer."""
 
     @functools.wraps(ours)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = ours(self, *args, **kwargs)
+        given = (*args, *kwargs.values())
+        result = EXPORTED if any(isinstance(x, Proxy) for x in given) else ours(self, *args, **kwargs)
         return self.fall_back(result, *args, **kwargs) if isinstance(result, str) else result
 
     method.__signature__ = inspect.signature(theirs)  # type: ignore[attr-defined]
