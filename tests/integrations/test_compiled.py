@@ -152,6 +152,31 @@ def test_jit_script_raises() -> None:
         torch.jit.script(model)
 
 
+class WithExport(Once):
+    """With such a method, as Zipformer's models have, torch.jit.trace compiles the properties of
+    all modules inside, except those that their classes name."""
+
+    @torch.jit.export
+    def twice(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", ["nemo", "zipformer"])
+def test_jit_trace_of_a_model_with_exported_methods(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of(name)
+    want = answer(case)
+    report = accelerate(case.module, strict=True)
+    for row in report.accelerated:
+        original: Any = type(row.module).original  # type: ignore[union-attr]
+        monkeypatch.setattr(original, "own", property(lambda self: {*()}), raising=False)
+        monkeypatch.setattr(original, "__jit_unused_properties__", ["own"], raising=False)
+    with torch.no_grad():
+        traced = torch.jit.trace(WithExport(case), case.x, check_trace=False)
+        assert torch.equal(traced(case.x), want)
+    assert list(report.fallbacks) == ["exported or traced"]
+
+
 @pytest.mark.parametrize("name", ["nemo", "wav2vec2-conformer", "t5"])
 def test_forward_mode_of_a_frozen_model_raises(name: str) -> None:
     case = case_of(name, "none")
