@@ -96,6 +96,8 @@ class AttentionLayer(nn.Module, abc.ABC):
     shown: tuple[str, ...] = (
         "d_model", "n_head", "d_head", "n_kv_head", "attn_dropout", "causal", "window", "chunk", "batch_first", "backend",
     )  # fmt: skip
+    # torch.jit.trace compiles all other properties in a model that has methods with @jit.export.
+    __jit_unused_properties__ = ("kernel_width", "_example", "_head_axes", "_batch_axis", "_kv_rows")
 
     def __init__(
         self,

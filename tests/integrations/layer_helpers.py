@@ -1,6 +1,7 @@
 """The cases of all libraries' layers (`peer_cases`) and of Inkling's models as tests use them:
 names, outputs and gradients, comparisons."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -77,6 +78,18 @@ def compare(found: Any, want: Any, tolerance: float = 2e-4) -> None:
         assert found[name].shape == x.shape, name
         scale = max(float(x.abs().max()), 1e-3 * largest)
         assert float((found[name] - x).abs().max()) <= tolerance * scale, name
+
+
+def compare_seeds(ours: PeerCase, theirs: PeerCase) -> None:
+    """Compare outputs and gradients of two cases with 30 seeds of `random`, and what they draw."""
+    for seed in range(30):
+        found, states = [], []
+        for case in (theirs, ours):
+            random.seed(seed)
+            found.append(both(case))
+            states.append(random.getstate())
+        compare(found[1], found[0])
+        assert states[0] == states[1]
 
 
 def check(

@@ -1,6 +1,7 @@
-"""Accelerated modules under torch.compile, torch.export, ONNX and TorchScript."""
+"""Accelerated modules under torch.compile, torch.export, torch.fx, ONNX and TorchScript."""
 
 import copy
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,14 @@ from inkling_models import NAMES
 from layer_helpers import EACH_ADAPTER, WITHOUT_MASKS, case_of
 from torch import Tensor, nn
 
+from implementations import bare_peers
 from implementations.peer_cases import PeerCase, answer
 from txl_kernels.integrations import accelerate
 
-pytestmark = pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function",
+    "ignore:an accelerated model is exported",
+)
 COMPILED = [name for name in EACH_ADAPTER if name != "speechbrain beats"]  # whose encoder draws from NumPy
 CASES = [
     *((name, masks) for name in (*COMPILED, "seamless v2", "nemotron", "xlnet", "wavlm") for masks in ("none", "right")
@@ -91,6 +96,47 @@ def test_onnx_gets_the_original(export: Any, dynamo: bool, tmp_path: Path) -> No
     torch.testing.assert_close(torch.from_numpy(out), want, atol=2e-6, rtol=1e-5)
 
 
+SYMBOLIC = ("nemo", "gemma 4", "fireredasr", "espnet transducer", "funasr chunk", "speechbrain")
+
+
+class Once(nn.Module):
+    """A case's attention, and its call."""
+
+    def __init__(self, case: PeerCase) -> None:
+        super().__init__()
+        self.module, self._call = case.module, case.call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._call(self.module, x)
+
+
+def symbolically_traced(case: PeerCase) -> Any:
+    """Return the output of a case that torch.fx.symbolic_trace has traced, or the error, with the
+    lines of the original's package that it comes from."""
+    try:
+        graph = torch.fx.symbolic_trace(Once(case))
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [(x.filename, x.lineno) for x in frames if x.filename.startswith(str(bare_peers.FOLDER))]
+        return type(error), str(error), lines
+    with torch.no_grad():
+        return graph(case.x)
+
+
+@pytest.mark.parametrize("name", [*EACH_ADAPTER, "funasr chunk", "xlnet", "wavlm"])
+def test_symbolic_trace_gets_the_original(name: str) -> None:
+    """Where the original cannot be traced, the error is its own."""
+    case = case_of(name)
+    want = symbolically_traced(case)
+    report = accelerate(case.module, strict=True)
+    found = symbolically_traced(case)
+    if name in SYMBOLIC:
+        assert torch.equal(found, want)
+        assert report.fallbacks == {"exported or traced": 1}
+    else:
+        assert found == want
+
+
 def test_export_of_a_window_raises() -> None:
     model, x, _ = model_of("nemo")
     accelerate(model, strict=True, window=(4, 4))
@@ -104,6 +150,31 @@ def test_jit_script_raises() -> None:
     accelerate(model, strict=True)
     with pytest.raises(RuntimeError, match=r"torch\.jit\.script does not take an accelerated model.*restore\(model\)"):
         torch.jit.script(model)
+
+
+class WithExport(Once):
+    """With such a method, as Zipformer's models have, torch.jit.trace compiles the properties of
+    all modules inside, except those that their classes name."""
+
+    @torch.jit.export
+    def twice(self, x: Tensor) -> Tensor:
+        return 2 * x
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", ["nemo", "zipformer"])
+def test_jit_trace_of_a_model_with_exported_methods(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = case_of(name)
+    want = answer(case)
+    report = accelerate(case.module, strict=True)
+    for row in report.accelerated:
+        original: Any = type(row.module).original  # type: ignore[union-attr]
+        monkeypatch.setattr(original, "own", property(lambda self: {*()}), raising=False)
+        monkeypatch.setattr(original, "__jit_unused_properties__", ["own"], raising=False)
+    with torch.no_grad():
+        traced = torch.jit.trace(WithExport(case), case.x, check_trace=False)
+        assert torch.equal(traced(case.x), want)
+    assert list(report.fallbacks) == ["exported or traced"]
 
 
 @pytest.mark.parametrize("name", ["nemo", "wav2vec2-conformer", "t5"])

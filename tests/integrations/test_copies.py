@@ -210,6 +210,38 @@ def test_register_copy(tmp_path: Path, registered: None) -> None:
         register_copy(other, of="ESPnetRelPosition")  # type: ignore[arg-type]
 
 
+def decorated(method: str) -> Callable[[str], str]:
+    """Return a function that adds a decorator to ESPnet's class, which replaces a method as
+    use_kernelized_func of transformers 5.0 to 5.13 does `__init__`."""
+    decorator = f"""def kernelized(cls):
+    before = cls.{method}
+    def new(self, *args, **kwargs):
+        return before(self, *args, **kwargs)
+    cls.{method} = new
+    return cls
+
+@kernelized
+"""
+    line = "class RelPositionMultiHeadedAttention("
+    return replacing(line, decorator + line)
+
+
+def test_class_whose_init_a_decorator_replaces(tmp_path: Path, registered: None) -> None:
+    case, other = moved("espnet", tmp_path, decorated("__init__"))
+    before = answer(case)
+    register_copy(type(other), of="ESPnetRelPosition")
+    accelerate(other, strict=True)
+    case.module = other
+    torch.testing.assert_close(answer(case), before, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["forward", "rel_shift"])
+def test_class_whose_computation_a_decorator_replaces(method: str, tmp_path: Path) -> None:
+    _, other = moved("espnet", tmp_path, decorated(method))
+    with pytest.raises(TypeError, match=f"{method} is not that of its source: it was replaced"):
+        register_copy(type(other), of="ESPnetRelPosition")
+
+
 def test_class_whose_module_is_not_in_sys_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that torch.package or cloudpickle has loaded has no source that inspect finds."""
     _, other = moved("nemo", tmp_path)

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 import torch
-from layer_helpers import both, case_of, compare
+from layer_helpers import case_of, compare_seeds
 from torch import nn
 
 from implementations import bare_peers
@@ -106,14 +106,7 @@ def test_zipformer_trains_with_a_window(factor: float) -> None:
         case.module.weights.pos_emb_skip_rate.default = 0.3
         case.module.weights.in_proj.weight.data.mul_(factor)
     report = accelerate(ours.module, strict=True, window=WINDOW)
-    for seed in range(30):
-        found, states = [], []
-        for case in (theirs, ours):
-            random.seed(seed)
-            found.append(both(case))
-            states.append(random.getstate())
-        compare(found[1], found[0])
-        assert states[0] == states[1]
+    compare_seeds(ours, theirs)
     assert set(report.fallbacks) == (
         {"a penalty on large scores, which training adds to some calls"} if factor > 1 else set()
     )

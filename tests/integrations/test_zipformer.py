@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from layer_helpers import both, case_of, check, compare
+from layer_helpers import both, case_of, check, compare, compare_seeds
 from test_copies import vendored
 from test_exactness import ZIPFORMERS, in_float64
 from torch import Tensor, nn
@@ -181,14 +181,7 @@ def test_training_of_each_package(name: str, factor: float) -> None:
         case.module.weights.pos_emb_skip_rate.default = 0.5
         scale_scores(case.module, factor)
     report = accelerate(ours.module, strict=True)
-    for seed in range(30):
-        found, states = [], []
-        for case in (theirs, ours):
-            random.seed(seed)
-            found.append(both(case))
-            states.append(random.getstate())
-        compare(found[1], found[0])
-        assert states[0] == states[1]
+    compare_seeds(ours, theirs)
     assert set(report.fallbacks) == (set() if name == "zipenhancer" or factor < 1 else {PENALTY})
 
 

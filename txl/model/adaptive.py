@@ -141,11 +141,13 @@ class AdaptiveSoftmax(nn.Module):
             self.cluster_bias = nn.Parameter(torch.zeros(len(config.cutoffs)))
 
     @property
+    @torch.jit.unused
     def tables(self) -> nn.ParameterList:
         """The tables E_i, this module's own or the embedding's."""
         return self._shared[0].tables if self._shared else self.own_tables
 
     @property
+    @torch.jit.unused
     def projections(self) -> dict[str, nn.Parameter]:
         """The projections P'_i, this module's own or the embedding's, keyed by str(i)."""
         found = dict(self.own_projections.items())

@@ -1,7 +1,7 @@
 """The language models of the paper: embeddings, layers with memory, softmax."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -169,11 +169,13 @@ class LanguageNetwork(nn.Module):
         softmax: log-probabilities and losses of hidden states.
     """
 
-    embedding: AdaptiveEmbedding
-    softmax: AdaptiveSoftmax
-    read: Callable[..., States]
+    if TYPE_CHECKING:  # torch.jit.trace of a model with @torch.jit.export takes them for TorchScript's
+        embedding: AdaptiveEmbedding
+        softmax: AdaptiveSoftmax
+        read: Callable[..., States]
 
     @property
+    @torch.jit.unused
     def device(self) -> torch.device:
         device: torch.device = self.embedding.tables[0].device
         return device
@@ -234,6 +236,7 @@ class Trunk(nn.Module):
             block.attention.position_bias = first.position_bias
 
     @property
+    @torch.jit.unused
     def layers(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]
 

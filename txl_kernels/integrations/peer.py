@@ -102,6 +102,7 @@ class Accelerated:
         )
 
     @property
+    @torch.jit.unused
     def fallbacks(self) -> "Counter[str]":
         """The number of calls that the original code answered, by reason."""
         counts: Counter[str] = self.__dict__[STATE]["fallbacks"]

@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+from torch.fx import Proxy
 
 from txl_kernels.integrations.adapters import KNOWN
-from txl_kernels.integrations.peer import STATE, Accelerated, Peer
+from txl_kernels.integrations.peer import EXPORTED, STATE, Accelerated, Peer
 from txl_kernels.integrations.source import ReplacedCode, check_code, module_of, parts, source_hash
 
 PREFIX = "Accelerated"
@@ -170,12 +171,14 @@ def _known_parts(peer: Peer, original: type) -> list[Any]:
 
 
 def _falling_back(ours: Any, theirs: Any) -> Any:
-    """Return a method that calls the original if an adapter's method returns a reason. It shows the
-    original's signature, by whose names others call it: torch.export, for example, and
-    transformers' Trainer."""
+    """Return a method that calls the original if an adapter's method returns a reason, or if
+    torch.fx.symbolic_trace traces the call. It shows the original's signature, by whose names
+    others call it: torch.export, for example, and transformers' Trainer."""
 
     @functools.wraps(ours)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(x, Proxy) for x in (*args, *kwargs.values())):
+            return self.fall_back(EXPORTED, *args, **kwargs)
         state = self.__dict__[STATE]
         if "tried" in state:
             return _call_tried(ours, state, self, args, kwargs)

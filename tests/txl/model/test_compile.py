@@ -1,5 +1,5 @@
 """torch.compile around the model: no graph breaks, operators in the graphs, few graphs, the same
-values."""
+values; torch.jit.trace."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_helpers import small_config
+from model_helpers import small_config, small_model
 from torch import Tensor
 from torch._dynamo import config as dynamo
 from torch._dynamo.backends.common import aot_autograd
@@ -125,6 +125,32 @@ def test_layers_share_three_graphs(change: str, graphs: Graphs) -> None:
     assert not counters["graph_break"]
     assert sum(OPERATOR in found for found in graphs.operators) == (6 if change == "recomputed" else 3)
     assert sum(BACKWARD in found for found in graphs.operators) == 3
+
+
+class WithExport(torch.nn.Module):
+    """A model with a method for TorchScript, with which torch.jit.trace compiles the properties of
+    all modules inside."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    @torch.jit.export
+    def next(self, tokens: Tensor) -> Tensor:
+        return tokens + 1
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scores: Tensor = self.network(tokens)[0]
+        return scores
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.*is deprecated")
+@pytest.mark.parametrize("options", [{}, BINS | {"div_val": 2}, {"encoding": "shaw-released", "table_len": 5}])
+def test_jit_trace_of_a_model_with_exported_methods(options: dict[str, Any]) -> None:
+    network, tokens = small_model(**options), torch.randint(31, (1, 6))
+    with torch.no_grad():
+        traced = torch.jit.trace(WithExport(network), tokens)
+        torch.testing.assert_close(traced(tokens), network(tokens)[0])
 
 
 @SLOW

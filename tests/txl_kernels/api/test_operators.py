@@ -9,7 +9,7 @@ from oracle import gradients
 from processes import run_python
 from torch.utils.checkpoint import checkpoint
 
-from txl_kernels import RelAttention, rel_attention
+from txl_kernels import LearnedRelativeAttention, RelAttention, rel_attention
 from txl_kernels.library import define
 
 CASES = {
@@ -147,6 +147,23 @@ def test_jit_trace_of_a_layer() -> None:
         torch.testing.assert_close(traced(x), layer(x))
     with pytest.raises(TypeError, match=r"zero_row must not depend on a length under torch\.jit\.trace"):
         torch.jit.trace(RelAttention(8, 2, causal=False), torch.randn(1, 6, 8))
+
+
+class WithExport(torch.nn.Sequential):
+    """With such a method, torch.jit.trace compiles the properties of all modules inside."""
+
+    @torch.jit.export
+    def twice(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python", "ignore:.*torch.jit.*is deprecated")
+@pytest.mark.parametrize("layer", [RelAttention(8, 2, window=5), LearnedRelativeAttention(8, 2, extent=9)])
+def test_jit_trace_of_a_model_with_exported_methods(layer: torch.nn.Module) -> None:
+    x = torch.randn(1, 6, 8)
+    traced = torch.jit.trace(WithExport(layer), x)
+    torch.testing.assert_close(traced(x), layer(x))
+    torch.testing.assert_close(traced.twice(x), 2 * x)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated")
