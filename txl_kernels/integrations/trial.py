@@ -150,7 +150,7 @@ def _compared(module: nn.Module, peer: Peer, settings: dict[str, Any], large: in
     fast: Any = _copied(slow, ())
     fast.__dict__[STATE] = new_state(weights="none", **settings)
     set_class(fast, accelerated_class(peer, type(module)))
-    tried = Tried(getattr(type(module), adapter.method))
+    tried = Tried(type(module), adapter.method)
     short, long = (adapter.sample_length(slow, least) for least in (FRAMES, max(large, FRAMES) + 5))
     compared: set[str] = set()
     for case in _passes(short, long, adapter.mask_forms(slow)):

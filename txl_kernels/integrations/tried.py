@@ -21,9 +21,13 @@ class Tried:
         seconds: the duration of the trial.
     """
 
-    def __init__(self, method: Any) -> None:
-        """method: the original's method, whose parameters the calls have."""
-        parameters = list(inspect.signature(method).parameters.values())[1:]
+    def __init__(self, original: type, method: str) -> None:
+        """original: the class. method: the name of its method whose calls are meant; its parameters
+        are those of a base's, where it passes on all (`*args`)."""
+        methods = [vars(kind)[method] for kind in original.__mro__ if method in vars(kind)]
+        signatures = [list(inspect.signature(x).parameters.values())[1:] for x in methods]
+        named = [s for s in signatures if not any(x.kind is x.VAR_POSITIONAL for x in s)]
+        parameters = (named or signatures)[0]
         self._names = [x.name for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
         self._defaults = {x.name: x.default for x in parameters}
         self._kinds: set[tuple[str, Any]] = set()
