@@ -1,6 +1,10 @@
-"""Launches of kernels, by Triton's public `kernel[grid](...)`. They are laid out once for calls
-whose tensors have the same forms, with an `Operand` in place of each tensor, and run with the
-tensors of each call."""
+"""Launches of kernels. They are laid out once for calls whose tensors have the same forms, with an
+`Operand` in place of each tensor, and run with the tensors of each call.
+
+The first run launches by Triton's public `kernel[grid](...)`, which binds and specializes every
+argument. A layout fixes all of them but addresses, so later runs call the compiled kernels that the
+first has returned, with the addresses of their own tensors (`Kept`).
+"""
 
 import contextlib
 import math
@@ -8,9 +12,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
+from triton import knobs
+from triton.compiler import CompiledKernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from txl_kernels.backends.triton import parse_version
+
+# Triton's versions whose compiled kernels have a `run` with the arguments that `Kept.run` gives.
+KEEPS = (3, 6) <= parse_version(triton.__version__) <= (3, 9)
 ALIGNMENT = 16  # bytes; descriptors need it
 PART = 256  # bytes; each part of a workspace starts at a multiple
 
@@ -44,6 +55,11 @@ class Operand(NamedTuple):
         misaligned = (misaligned + first * strides[-2] * dtype.itemsize) % ALIGNMENT
         return Operand(self.n, Form(shape, strides, dtype, misaligned), self.first + first)
 
+    @property
+    def offset(self) -> int:
+        """The bytes from the tensor's start to the first row."""
+        return self.first * self.form.strides[-2] * self.form.dtype.itemsize if self.first else 0
+
     def of(self, tensors: Sequence[Tensor | None]) -> Tensor:
         x = tensors[self.n]
         if x is None or x.stride() != self.form.strides or x.dtype != self.form.dtype:
@@ -58,11 +74,15 @@ class Tile(NamedTuple):
     block: tuple[int, ...]
 
     def of(self, tensors: Sequence[Tensor | None]) -> TensorDescriptor:
+        return self.over(self.operand.of(tensors))
+
+    def over(self, base: Any) -> TensorDescriptor:
+        """Return the descriptor of a tensor, or of its `Address`."""
         form = self.operand.form
         shape, strides = list(form.shape), list(form.strides)
         if strides[0] == 0:  # one table for all heads; no axis of a descriptor is expanded
             shape[0], strides[0] = 1, shape[1] * strides[1]
-        return TensorDescriptor(self.operand.of(tensors), shape, strides, list(self.block))
+        return TensorDescriptor(base, shape, strides, list(self.block))
 
 
 class Workspace:
@@ -102,6 +122,10 @@ class Workspace:
             memory[start:past].zero_()
         return memory
 
+    def addresses(self, start: int) -> list[int]:
+        """Return the addresses of the parts of a workspace that starts at an address."""
+        return [start + offset for offset, _ in self._parts]
+
     def views(self, memory: Tensor | None) -> list[Tensor]:
         """Return the parts as views."""
         if memory is None:
@@ -127,12 +151,93 @@ class Launch:
         self.function, self.grid = function, grid
         # Multiply-adds are fused, as when the tables of compiled kernels were made. Triton's
         # default will change.
-        self._arguments = {"enable_fp_fusion": True, **arguments}
-        self._given = {name: x for name, x in arguments.items() if isinstance(x, (Operand, Tile))}
+        self.arguments = {"enable_fp_fusion": True, **arguments}
+        self.given = {name: x for name, x in arguments.items() if isinstance(x, (Operand, Tile))}
 
-    def run(self, tensors: Sequence[Tensor | None]) -> None:
-        """Launch on the current stream. tensors: the call's, followed by the workspace's."""
-        self.function[self.grid](**self._arguments | {name: x.of(tensors) for name, x in self._given.items()})
+    def run(self, tensors: Sequence[Tensor | None]) -> Any:
+        """Launch on the current stream, and return what Triton returns: the compiled kernel, if it
+        launched one. tensors: the call's, followed by the workspace's."""
+        return self.function[self.grid](**self.arguments | {name: x.of(tensors) for name, x in self.given.items()})
+
+
+class Address(NamedTuple):
+    """The address of a tensor, in place of the tensor in a descriptor that is kept."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+class KeptTile:
+    """The descriptor of a tile, which is made again when its tensor is at another address."""
+
+    def __init__(self, tile: Tile) -> None:
+        self._tile = tile
+        self._last: tuple[int, TensorDescriptor | None] = (0, None)
+
+    def at(self, address: int) -> TensorDescriptor:
+        last, descriptor = self._last  # one object, because threads share a layout
+        if descriptor is None or last != address:
+            descriptor = self._tile.over(Address(address, self._tile.operand.form.dtype))
+            self._last = address, descriptor
+        return descriptor
+
+
+class Kept:
+    """A compiled kernel with its arguments in the kernel's order, of which addresses change."""
+
+    def __init__(self, launch: Launch, kernel: CompiledKernel) -> None:
+        self._kernel = kernel
+        self._grid = (*launch.grid, 1, 1)[:3]
+        parameters = {x.name: x.default for x in launch.function.params}
+        self._arguments = [launch.arguments.get(name, default) for name, default in parameters.items()]
+        self._pointers: list[tuple[int, int, int]] = []  # position, number of the tensor, offset in bytes
+        self._tiles: list[tuple[int, int, int, KeptTile]] = []
+        for position, name in enumerate(parameters):
+            x = launch.given.get(name)
+            if isinstance(x, Tile):
+                self._tiles.append((position, x.operand.n, x.operand.offset, KeptTile(x)))
+            elif x is not None:
+                self._pointers.append((position, x.n, x.offset))
+
+    def run(self, stream: int, addresses: Sequence[int]) -> None:
+        """Launch. addresses: of the call's tensors, followed by the workspace's."""
+        arguments = self._arguments.copy()
+        for position, n, offset in self._pointers:
+            arguments[position] = addresses[n] + offset
+        for position, n, offset, tile in self._tiles:
+            arguments[position] = tile.at(addresses[n] + offset)
+        kernel, runtime = self._kernel, knobs.runtime
+        kernel.run(
+            *self._grid, stream, kernel.function, kernel.packed_metadata, None, runtime.launch_enter_hook,
+            runtime.launch_exit_hook, *arguments,
+        )  # fmt: skip
+
+
+def keep(launches: Sequence[Launch], kernels: Sequence[Any]) -> tuple[Kept, ...] | None:
+    """Return kernels to run again, or None: one was not launched (in the interpreter, for example),
+    is not NVIDIA's, or is of a version of Triton whose `run` is unknown."""
+    for kernel in kernels:
+        if not KEEPS or not isinstance(kernel, CompiledKernel) or kernel.metadata.target.backend != "cuda":
+            return None
+    return tuple(Kept(launch, kernel) for launch, kernel in zip(launches, kernels, strict=True))
+
+
+def is_watched(functions: Sequence[Any]) -> bool:
+    """Whether Triton does more at a launch than to launch: a profiler's hooks, checks of addresses,
+    or compilation by other passes."""
+    runtime, compilation = knobs.runtime, knobs.compilation
+    return bool(
+        runtime.debug
+        or runtime.launch_enter_hook.calls
+        or runtime.launch_exit_hook.calls
+        or runtime.add_stages_inspection_hook is not None
+        or compilation.instrumentation_mode
+        or getattr(compilation, "fpsan_homomorphic_casts", False)
+        or any(function.pre_run_hooks or function.debug for function in functions)
+    )
 
 
 class Launches:
@@ -140,10 +245,22 @@ class Launches:
 
     def __init__(self, launches: Sequence[Launch], workspace: Workspace) -> None:
         self.launches, self.workspace = tuple(launches), workspace
+        self._functions = tuple({launch.function for launch in launches})
+        self._kept: tuple[Kept, ...] | None = None
 
     def run(self, device: torch.device, tensors: Sequence[Tensor | None]) -> None:
         """Allocate the workspace, and launch on the current stream. tensors: the call's."""
-        together = [*tensors, *self.workspace.views(self.workspace.allocate(device))]
+        memory = self.workspace.allocate(device)  # lives until the last launch
         with on_device(device):
-            for launch in self.launches:
-                launch.run(together)
+            kept = self._kept
+            if kept is None or is_watched(self._functions):
+                together = [*tensors, *self.workspace.views(memory)]
+                kernels = [launch.run(together) for launch in self.launches]
+                self._kept = kept or keep(self.launches, kernels)
+                return
+            addresses = [0 if x is None else x.data_ptr() for x in tensors]
+            if memory is not None:
+                addresses += self.workspace.addresses(memory.data_ptr())
+            stream = triton.runtime.driver.active.get_current_stream(triton.runtime.driver.active.get_current_device())
+            for launch in kept:
+                launch.run(stream, addresses)
