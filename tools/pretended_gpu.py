@@ -1,7 +1,8 @@
 """Contexts in which the `triton` backend accepts CPU tensors as if they were on a GPU: its calls
-are planned, or also compiled, and nothing is launched."""
+are planned, or also compiled, or launched up to the driver, and nothing runs."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from unittest import mock
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
+from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 from txl_kernels.backends import triton as backend
@@ -74,6 +76,50 @@ def compiling(capability: int, launch: Launch, multiprocessors: int = 132) -> It
     with (
         patch(triton.runtime.driver, "_active", _Driver(capability)),
         patch(JITFunction, "run", compile_only),
+        pretended_gpu(capability, multiprocessors),
+    ):
+        yield
+
+
+class Chosen(CompiledKernel):  # type: ignore[misc]
+    """A kernel that Triton has chosen by the arguments of a launch. It is not compiled; `run` calls
+    a function instead, with itself and the arguments."""
+
+    def __init__(self, name: str, key: str, launch: Callable[..., object]) -> None:
+        self.name, self.function, self.packed_metadata = name, key, len(key)
+        self.metadata = SimpleNamespace(target=SimpleNamespace(backend="cuda"), name=name)
+        self._launch = functools.partial(launch, self)
+
+    def __del__(self) -> None:
+        """Do nothing: no module was loaded."""
+
+    @property
+    def run(self) -> Any:
+        return self._launch
+
+    def launch_metadata(self, grid: Any, stream: int, *arguments: Any) -> Any:
+        """Return what hooks of launches get, as Triton does."""
+        return {"name": self.name} if triton.knobs.runtime.launch_enter_hook.calls else None
+
+
+@contextlib.contextmanager
+def launching(capability: int, launch: Callable[..., object], multiprocessors: int = 132) -> Iterator[None]:
+    """A context as `pretended_gpu`, in which Triton binds and specializes arguments and chooses
+    kernels as on a GPU, and `launch` is called with the kernel (`Chosen`) and what its `run` is
+    called with."""
+
+    class Driver(_Driver):
+        def get_current_device(self) -> int:
+            return 2000 + self.capability  # Triton keeps kernels by device
+
+    def choose(function: Any, key: str, signature: Any, device: int, *others: Any) -> Chosen:
+        kernel = function.device_caches[device][0][key] = Chosen(function.__name__, key, launch)
+        return kernel
+
+    patch = mock.patch.object
+    with (
+        patch(triton.runtime.driver, "_active", Driver(capability)),
+        patch(JITFunction, "_do_compile", choose),
         pretended_gpu(capability, multiprocessors),
     ):
         yield

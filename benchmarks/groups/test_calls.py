@@ -3,13 +3,15 @@
 import functools
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
-from harness.case import Case, Shape
+from harness.case import DIRECTIONS, Case, Shape
 from harness.comparison import Comparison, Entry, Implementation, comparisons
 from harness.internals import native_kernel
 from harness.machine import Machine
@@ -57,6 +59,52 @@ def test_call_overhead(machine: Machine, full: bool) -> list[Comparison]:
         runs.append(Implementation("the native kernel alone", alone, "part"))
     runs.append(Implementation(BASELINE.name, plain, BASELINE.role))
     return [Comparison("call overhead", Case(direction="forward", shape=SMALL_CALL), runs, clock="wall", seconds=2)]
+
+
+_HOST_SHAPE = Shape(2, 4, 128, 128, 64)
+
+
+@comparisons("cpu", backend=None)
+def test_host_time(machine: Machine, full: bool) -> list[Comparison]:
+    """CPU time of a thread for calls on Triton's kernels, as for a GPU, with a driver that launches
+    nothing: what a GPU waits for where no CUDA graph runs."""
+    pretended_gpu = pytest.importorskip("pretended_gpu", reason="Triton is not installed")
+
+    def entry(capability: int, gradients: bool) -> Entry:
+        given = {n: x.detach().bfloat16() for n, x in make_inputs(_HOST_SHAPE, torch.float32, machine.device).items()}
+        tensors, memory = [given[n].requires_grad_(gradients) for n in NAMES], (given["k_mem"], given["v_mem"])
+        dout = torch.zeros_like(given["q"])
+
+        def call() -> None:
+            out = rel_attention(*tensors, memory, backend="triton")
+            if gradients:
+                torch.autograd.grad(out, tensors, dout)
+
+        def run() -> float:
+            count, threads = _CALLS // 4 if gradients else _CALLS, torch.get_num_threads()
+            torch.set_num_threads(1)  # parts of the workspace are cleared on the CPU here
+            try:
+                with pretended_gpu.launching(capability, lambda *launch: None), torch.set_grad_enabled(gradients):
+                    call()
+                    began = time.thread_time()
+                    for _ in range(count):
+                        call()
+                    return (time.thread_time() - began) / count
+            finally:
+                torch.set_num_threads(threads)
+
+        return Entry(run)
+
+    found = []
+    for direction in DIRECTIONS:
+        runs = [
+            Implementation(
+                f"triton as for sm_{x}", functools.partial(entry, x, direction != "forward"), "ours", "bfloat16"
+            )
+            for x in (80, 90)
+        ]
+        found.append(Comparison("host time of a call", Case(direction=direction, shape=_HOST_SHAPE), runs, clock="own"))
+    return found
 
 
 _FIRST_CALL = """

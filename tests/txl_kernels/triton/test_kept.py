@@ -2,14 +2,12 @@
 launch gives. On a pretended GPU, Triton chooses among kernels that are not compiled, and launches
 are noted."""
 
-import functools
 import inspect
 import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,37 +21,18 @@ from txl_kernels.call import Call
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 from triton import knobs  # noqa: E402
-from triton.compiler import CompiledKernel  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
 pytestmark = RUNS_TRITONS_PTX[1:]  # all but slow
 _launched = threading.local()  # the arguments of a thread's launches
 
 
-def note(kernel: "Chosen", *arguments: Any) -> None:
+def note(kernel: Any, *arguments: Any) -> None:
     """Note a launch: what `run` of a compiled kernel is called with."""
     *grid, _, function, packed, metadata, _, _ = arguments[:9]
     _launched.__dict__.setdefault("found", []).append(
         (kernel.name, grid, function, packed, metadata, [_plain(x) for x in arguments[9:]])
     )
-
-
-class Chosen(CompiledKernel):  # type: ignore[misc]
-    """A kernel that Triton has chosen by the arguments of a launch."""
-
-    def __init__(self, name: str, key: str) -> None:
-        self.name, self.function, self.packed_metadata = name, key, len(key)
-        self.metadata = SimpleNamespace(target=SimpleNamespace(backend="cuda"), name=name)
-
-    def __del__(self) -> None:
-        """Do nothing: no module was loaded."""
-
-    @property
-    def run(self) -> Any:
-        return functools.partial(note, self)
-
-    def launch_metadata(self, grid: Any, stream: int, *arguments: Any) -> Any:
-        return {"name": self.name} if knobs.runtime.launch_enter_hook.calls else None
 
 
 def _plain(x: Any) -> Any:
@@ -69,20 +48,10 @@ def launched() -> list[Any]:
 
 
 @pytest.fixture(params=[80, 90])
-def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def gpu(request: pytest.FixtureRequest) -> Iterator[None]:
     import pretended_gpu
 
-    class Driver(pretended_gpu._Driver):
-        def get_current_device(self) -> int:
-            return 2000 + self.capability  # Triton keeps kernels by device
-
-    def choose(function: Any, key: str, signature: Any, device: int, *others: Any) -> Chosen:
-        kernel = function.device_caches[device][0][key] = Chosen(function.__name__, key)
-        return kernel
-
-    monkeypatch.setattr(JITFunction, "_do_compile", choose)
-    monkeypatch.setattr(triton.runtime.driver, "_active", Driver(request.param))
-    with torch.no_grad(), pretended_gpu.pretended_gpu(request.param, 8):
+    with torch.no_grad(), pretended_gpu.launching(request.param, note, 8):
         launched()
         yield
 
