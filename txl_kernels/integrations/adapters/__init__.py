@@ -18,11 +18,12 @@ from txl_kernels.integrations.adapters import (
     transformers,
     wavlm,
     wenet,
+    x_transformers,
     zipformer,
 )
 
 KNOWN = (
     *transformers.PEERS, *t5.PEERS, *mpnet.PEERS, *wavlm.PEERS, *speecht5.PEERS, *mpt.PEERS, *gemma.PEERS,
     *granite.PEERS, *inkling.PEERS, *nemo.PEERS, *espnet.PEERS, *wenet.PEERS, *fireredasr.PEERS, *speechbrain.PEERS,
-    *enformer.PEERS, *ding.PEERS, *rllib.PEERS, *zipformer.PEERS,
+    *enformer.PEERS, *ding.PEERS, *rllib.PEERS, *zipformer.PEERS, *x_transformers.PEERS,
 )  # fmt: skip
