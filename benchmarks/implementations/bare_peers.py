@@ -236,6 +236,10 @@ def zipformer() -> Any:
     return _alone("zipformer.modules.zipformer")
 
 
+def x_transformers() -> Any:
+    return importlib.import_module("x_transformers")
+
+
 def beside(module: Any, name: str) -> Any:
     """Load another module of a loaded module's package."""
     return importlib.import_module(f"{module.__package__}.{name}")

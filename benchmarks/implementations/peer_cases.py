@@ -333,6 +333,39 @@ def _mpnet(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: floa
     return PeerCase(encoder, call, x, _alive(seen, real))
 
 
+def _speecht5(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float) -> PeerCase:
+    m = bare.transformers("speecht5")
+    config = m.SpeechT5Config(
+        hidden_size=s.d, encoder_attention_heads=s.heads, encoder_layers=1 if dropout else 2, encoder_ffn_dim=s.d,
+        attention_dropout=dropout, hidden_dropout=0.0, activation_dropout=0.0, positional_dropout=0.0,
+        encoder_layerdrop=0.0, encoder_max_relative_position=20,
+    )  # fmt: skip
+    encoder = m.SpeechT5Encoder(config)
+    nn.init.normal_(encoder.embed_positions.pe_k.weight)
+    if dropout:
+        layer = encoder.layers[0]
+        layer.layer_norm, layer.feed_forward, layer.final_layer_norm = nn.Identity(), nn.Identity(), nn.Identity()
+    mask = None if seen is None else real.long()
+    return PeerCase(encoder, lambda f, x: f(x, mask, return_dict=True).last_hidden_state, x, real)
+
+
+def _mpt(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float) -> PeerCase:
+    """Its model, without words."""
+    m = bare.transformers("mpt")
+    config = m.MptConfig(d_model=s.d, n_heads=s.heads, n_layers=2, max_seq_len=s.T + 3, vocab_size=8, expansion_ratio=1)
+    model = m.MptModel(config)
+    model.wte = None
+    for block in model.blocks:
+        block.attn.attn_dropout_p = dropout
+    mask = None if seen is None else real if seen.size(1) == 1 else (seen.expand(-1, s.T, -1).tril()).unsqueeze(1)
+
+    def call(f: nn.Module, x: Tensor) -> Tensor:
+        out: Tensor = f(inputs_embeds=x, attention_mask=mask, use_cache=False).last_hidden_state
+        return out
+
+    return PeerCase(model, call, x, real.int().cumsum(1) > 0)
+
+
 def _t5(name: str, decoder: bool, model: str = "", **fixed: Any) -> Callable[..., PeerCase]:
     """Return a maker of a stack of three layers, or with dropout of its attention alone, so that a
     mean over masks is meaningful."""
@@ -367,6 +400,28 @@ def _t5(name: str, decoder: bool, model: str = "", **fixed: Any) -> Callable[...
         return PeerCase(stack, call, x, alive & real if name == "LongT5" and not decoder else alive)
 
     return maker
+
+
+def _pix2struct(
+    s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, implementation: str = "sdpa"
+) -> PeerCase:
+    """Its decoder, without cross-attention; with dropout, its attention alone."""
+    m = bare.transformers("pix2struct")
+    config = m.Pix2StructTextConfig(
+        vocab_size=s.d, hidden_size=s.d, d_kv=s.d // s.heads, d_ff=s.d, num_heads=s.heads, num_layers=1 if dropout else 3,
+        relative_attention_num_buckets=16, relative_attention_max_distance=30, dropout_rate=0.0, initializer_range=0.05,
+    )  # fmt: skip
+    config._attn_implementation = implementation
+    model = m.Pix2StructTextModel(config)
+    if dropout:
+        model.layer[0].self_attention.attention.dropout = dropout
+        model.layer[0].mlp, model.final_layer_norm = nn.Identity(), nn.Identity()
+    for layer in model.layer:
+        layer.encoder_decoder_attention = None
+    model.embed_tokens, model.lm_head = None, nn.Identity()
+    mask = None if seen is None else real if seen.size(1) == 1 else seen.expand(-1, s.T, -1).tril().unsqueeze(1)
+    call = lambda f, x: f(inputs_embeds=x, attention_mask=mask).logits  # noqa: E731
+    return PeerCase(model, call, x, real.int().cumsum(1) > 0)
 
 
 def _enformer(
@@ -557,7 +612,8 @@ def _zipformer(package: Callable[[], Any]) -> Callable[..., PeerCase]:
 
 # Makers of stacks of layers, which share biases.
 STACKS = ("t5", "t5 decoder", "mt5", "umt5", "umt5 decoder", "switch", "switch decoder", "pop2piano", "longt5 decoder",
-          "longt5 local", "mpnet", "wavlm", "espnet beats", "speechbrain beats")  # fmt: skip
+          "udop decoder", "pix2struct", "longt5 local", "mpnet", "mpt", "speecht5", "wavlm", "espnet beats",
+          "speechbrain beats")  # fmt: skip
 MAKERS: dict[str, Callable[..., PeerCase]] = {
     "wav2vec2-conformer": _hugging_face("wav2vec2_conformer", "Wav2Vec2ConformerConfig", "Wav2Vec2ConformerSelfAttention",
                                         position_embeddings_type="relative"),
@@ -589,8 +645,12 @@ MAKERS: dict[str, Callable[..., PeerCase]] = {
     "switch decoder": _t5("SwitchTransformers", True, "switch_transformers", num_decoder_layers=3),
     "pop2piano": _t5("Pop2Piano", False),
     "longt5 decoder": _t5("LongT5", True),
+    "udop decoder": _t5("Udop", True),
+    "pix2struct": _pix2struct,
     "longt5 local": _t5("LongT5", False, encoder_attention_type="local", local_radius=6),
     "mpnet": _mpnet,
+    "mpt": _mpt,
+    "speecht5": _speecht5,
     "wavlm": _wavlm,
     "espnet beats": _beats(bare.espnet_beats),
     "speechbrain beats": _beats(bare.speechbrain_beats),

@@ -17,9 +17,9 @@ ALL = (*MAKERS, *inkling_models.NAMES)
 # A case for each adapter that calls parts of its module: XLNet's has none, WavLM's are not called.
 EACH_ADAPTER = (
     "wav2vec2-conformer", "w2v-bert relative_key", "parakeet", "fastspeech2", "nemo", "nemo local", "nemo transformer",
-    "granite", "granite 5", "gemma", "gemma 4", "t5", "t5 decoder", "umt5", "longt5 local", "mpnet", "speechbrain beats",
-    "enformer", "cosyvoice", "fireredasr", "espnet", "espnet legacy", "espnet transducer", "speechbrain", "ding", "rllib",
-    "zipformer",
+    "granite", "granite 5", "gemma", "gemma 4", "t5", "t5 decoder", "umt5", "longt5 local", "mpnet", "mpt",
+    "speecht5", "speechbrain beats", "enformer", "cosyvoice", "fireredasr", "espnet", "espnet legacy",
+    "espnet transducer", "speechbrain", "ding", "rllib", "zipformer",
 )  # fmt: skip
 WITHOUT_MASKS = ("ding", "rllib", "enformer", "granite", "granite plus", "nemo transformer")
 NO_GRADIENTS = ("nemo transformer",)  # its original's FlexAttention has none on a CPU

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function",
     "ignore:an accelerated model is exported",
 )
-COMPILED = [name for name in EACH_ADAPTER if name != "speechbrain beats"]  # whose encoder draws from NumPy
+# The encoder of "speechbrain beats" draws from NumPy; the others are like those of T5 and of
+# x-transformers, and slow to compile.
+COMPILED = [name for name in EACH_ADAPTER if name not in ("speechbrain beats", "mpt", "speecht5")]
 CASES = [
     *((name, masks) for name in (*COMPILED, "seamless v2", "nemotron", "xlnet", "wavlm") for masks in ("none", "right")
       if (masks == "none" or name not in WITHOUT_MASKS) and (name, masks) != ("longt5 local", "none")),  # nor its original

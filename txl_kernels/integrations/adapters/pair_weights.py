@@ -13,13 +13,10 @@ import torch
 from torch import Tensor
 
 from txl_kernels.checks import autocast_dtype
+from txl_kernels.integrations.adapters.lazy_tensor import LazyTensor
 from txl_kernels.integrations.attention import Window, attend
 
 _PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__)
-_OPERATORS = (
-    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "pow", "rmatmul", "neg", "abs",
-    "lt", "le", "gt", "ge", "eq", "ne", "invert", "and", "or", "len", "iter", "bool", "float",
-)  # fmt: skip
 
 
 def max_width(device: torch.device) -> int | None:
@@ -118,19 +115,18 @@ class Scores:
         return found[0] if len(found) == 1 else torch.cat(found, -1)
 
 
-class PairWeights:
+class PairWeights(LazyTensor):
     """An object that stands for attention weights [H, B, L, S].
 
     It has their shape. `torch.matmul` of it and values [H, B, S, width] calls the kernels, and a
-    slice of heads is such an object, too. Everything else that a tensor has or takes part in gets
-    the weights themselves.
+    slice of heads is such an object, too.
     """
 
     def __init__(self, scores: Scores, compute: Callable[[Scores], Tensor]) -> None:
         """compute: returns the weights [H, B, L, S] of scores, and counts that."""
+        super().__init__(lambda: compute(scores), scores.q.device)
         self._scores = scores
-        self._compute = compute
-        self._tensor: Tensor | None = None
+        self._compute_of = compute
 
     @property
     def shape(self) -> torch.Size:
@@ -143,20 +139,6 @@ class PairWeights:
     def dim(self) -> int:
         return 4
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Return itself where only its own device is asked for, as Hugging Face's accelerate does
-        with every output."""
-        device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
-        if dtype is None and memory_format is None and device == self._scores.q.device:
-            return self
-        return self.tensor().to(*args, **kwargs)
-
-    def tensor(self) -> Tensor:
-        """Return the weights, which are computed once."""
-        if self._tensor is None:
-            self._tensor = self._compute(self._scores)
-        return self._tensor
-
     def matmul(self, values: Any) -> Any:
         return torch.matmul(cast("Tensor", self), values)
 
@@ -164,21 +146,14 @@ class PairWeights:
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice) and self._tensor is None:
-            return PairWeights(self._scores.of_heads(index), self._compute)
-        return self.tensor()[index]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.tensor(), name)
-
-    __hash__ = object.__hash__
+            return PairWeights(self._scores.of_heads(index), self._compute_of)
+        return super().__getitem__(index)
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in _PRODUCTS and not kwargs and isinstance(args[0], PairWeights) and args[0]._takes(args[1]):
             return args[0]._scores.attend(args[1].transpose(0, 1)).transpose(0, 1)
-        return function(*_as_tensors(args), **_as_tensors(kwargs or {}))
+        return super().__torch_function__(function, types, args, kwargs)
 
     def _takes(self, values: Any) -> bool:
         """Whether the kernels compute the product with these values."""
@@ -187,23 +162,3 @@ class PairWeights:
         heads, batch, _, keys = self.shape
         same = values.dtype == self._scores.q.dtype or autocast_dtype(values.device.type) is not None
         return same and values.dim() == 4 and values.shape[:3] == (heads, batch, keys)
-
-
-def _as_tensors(x: Any) -> Any:
-    """Return arguments of a function of torch with weights in place of the objects."""
-    if type(x) in (list, tuple):
-        return type(x)(_as_tensors(y) for y in x)
-    if isinstance(x, dict):
-        return {name: _as_tensors(y) for name, y in x.items()}
-    return x.tensor() if isinstance(x, PairWeights) else x
-
-
-def _of_tensor(name: str) -> Callable[..., Any]:
-    def method(self: PairWeights, *args: Any) -> Any:
-        return getattr(self.tensor(), name)(*args)
-
-    return method
-
-
-for _name in _OPERATORS:
-    setattr(PairWeights, f"__{_name}__", _of_tensor(f"__{_name}__"))

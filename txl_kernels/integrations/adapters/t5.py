@@ -6,7 +6,7 @@ attention sees as many keys before as after a query, in blocks whose size change
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ class Buckets(Accelerated):
     """The base class of the adapters of T5 and UMT5."""
 
     needs = ("q", "k", "v", "o", "key_value_proj_dim", "has_relative_attention_bias", "relative_attention_max_distance")
+    projections: ClassVar[tuple[str, ...]] = ("q", "k", "v", "o")
 
     @staticmethod
     def mask_forms(module: Any) -> tuple[str, ...]:
@@ -59,6 +60,11 @@ class Buckets(Accelerated):
     def dropout_now(self: Any) -> float:
         return float(self.dropout) if self.training else 0.0
 
+    def bounds_of_keys(self: Any, bounds: Bounds, mask: Tensor | None, keys: int) -> Bounds:
+        """Return the bounds of a mask, for the number of keys that the cache returned."""
+        check_keys(mask, keys)
+        return bounds
+
     def answer(
         self: Any, x: Tensor, bounds: Bounds, mask: Tensor | None, bias: Tensor | None, cache: Any,
         kwargs: dict[str, Any],
@@ -68,13 +74,14 @@ class Buckets(Accelerated):
         mask: the mask of `bounds`; without one transformers' sdpa is causal in a decoder.
         """
         length = x.size(1)
-        q, k, v = (split_heads(f(x), width=self.key_value_proj_dim) for f in (self.q, self.k, self.v))
+        *inputs, output = (getattr(self, name) for name in self.projections)
+        q, k, v = (split_heads(f(x), width=self.key_value_proj_dim) for f in inputs)
         seen: Any = 0
         if cache is not None:
             seen = cache.get_seq_length(self.layer_idx)
             seen = seen.clone() if isinstance(seen, Tensor) else seen  # a static cache counts in place
             k, v = getattr(cache, "self_attention_cache", cache).update(k, v, self.layer_idx)
-        check_keys(mask, k.size(2))
+        bounds = self.bounds_of_keys(bounds, mask, k.size(2))
         causal = (
             mask is None
             and length > 1
@@ -94,14 +101,14 @@ class Buckets(Accelerated):
             q, k, v, None, None, None, bounds, r_bias=bias.to(q.dtype), zero_row=length - 1, scale=1.0,
             causal=causal, window=window, dropout_p=self.dropout_now(),
         )  # fmt: skip
-        return self.o(merge_heads(out)), bias
+        return output(merge_heads(out)), bias
 
 
 class T5(SharesBias, Buckets):
     blocks, inner = "block", "layer.0.SelfAttention"
 
     @staticmethod
-    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample | None:
         mask, own = inputs.mask(seen), None
         if not module.has_relative_attention_bias:
             own = inputs.normal(module.n_heads, 2 * inputs.T - 1)
@@ -136,6 +143,25 @@ class T5(SharesBias, Buckets):
             return out, made if position_bias is None else position_bias, weights
         out, bias = self.answer(hidden_states, bounds, mask, position_bias, held, kwargs)
         return out, bias, None
+
+
+class Pix2Struct(T5):
+    """Pix2Struct's decoder: T5's attention under other names. A mask may have columns to spare."""
+
+    blocks, inner = "layer", "self_attention.attention"
+    needs = ("query", "key", "value", "output", "key_value_proj_dim", "has_relative_attention_bias", "is_causal")
+    is_decoder = True
+    projections = ("query", "key", "value", "output")
+
+    @staticmethod
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample | None:
+        return None
+
+    def bounds_of_keys(self: Any, bounds: Bounds, mask: Tensor | None, keys: int) -> Bounds:
+        if mask is not None and mask.size(-1) < keys:
+            check_keys(mask, keys)
+        start, end = (None if x is None else x.clamp(max=keys) for x in bounds)
+        return start, end
 
 
 class UMT5(Buckets):
@@ -216,12 +242,21 @@ def _pairs_in_blocks(bias: Tensor, mask: Tensor | None, radius: int) -> Tensor:
 
 
 def _cross_attention(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
-    crossing = bool(ancestors) and getattr(ancestors[-1], "EncDecAttention", None) is module
+    crossing = bool(ancestors) and (
+        getattr(ancestors[-1], "EncDecAttention", None) is module
+        or type(ancestors[-1]).__name__ == "Pix2StructTextLayerCrossAttention"
+    )
     return "cross-attention, which has no relative positions" if crossing else None
 
 
 def _why_not_global(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
     return "transient global attention: every query also sees the means of blocks, with biases of another kind"
+
+
+def _why_not_udop(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+    if not module.is_decoder:
+        return "its encoder adds biases of the boxes' places on the page, which differ between pairs at one distance"
+    return T5.why_not_alone(module, ancestors)
 
 
 _CHECKS = {"why_not_module": T5.why_not_alone, "why_nothing_to_do": _cross_attention}
@@ -231,6 +266,10 @@ PEERS = (
     peer("SwitchTransformers", "switch_transformers.SwitchTransformersAttention", T5,
          {"5.24.0": "09316f819ba0a2dd"}, **_CHECKS),
     peer("Pop2Piano", "pop2piano.Pop2PianoAttention", T5, {"5.24.0": "43997068faddbc6e"}, **_CHECKS),
+    peer("UDOP", "udop.UdopAttention", T5, {"5.24.0": "e25b4d0e2ff6ce1c"}, why_not_module=_why_not_udop,
+         why_nothing_to_do=_cross_attention),
+    peer("Pix2Struct", "pix2struct.Pix2StructTextAttention", Pix2Struct, {"5.24.0": "1e08761e8d5d8d0b"},
+         why_not_module=Pix2Struct.why_not_alone, why_nothing_to_do=_cross_attention),
     peer("LongT5", "longt5.LongT5Attention", T5, {"5.24.0": "864392f4331222e4"}, **_CHECKS),
     peer("LongT5Local", "longt5.LongT5LocalAttention", LongT5Local, {"5.24.0": "cdfdd9ae6c4fb750"},
          why_not_module=LongT5Local.why_not_alone),
