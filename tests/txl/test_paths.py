@@ -36,7 +36,7 @@ def killed(what: str, path: Path) -> None:
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("what", ["replaced", "new_folder"])
+@pytest.mark.parametrize("what", ["replaced", pytest.param("new_folder", marks=pytest.mark.slow)])
 def test_leftovers_of_killed_writers_are_removed(what: str, tmp_path: Path) -> None:
     killed(what, tmp_path / "a.json")
     (left,) = tmp_path.iterdir()

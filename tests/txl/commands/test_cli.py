@@ -64,6 +64,7 @@ def test_generate_as_the_paper_did(txl: Run, run: Path, corpus: Corpus, tmp_path
     assert stopped.stdout == context.decode() + continued.partition(stop)[0] + "\n"
 
 
+@pytest.mark.slow
 def test_generate_into_a_closed_pipe(run: Path) -> None:
     done = subprocess.run(
         [

@@ -257,6 +257,7 @@ for package in (newer, older):
 """
 
 
+@pytest.mark.slow
 def test_package_imported_again_gives_the_same_results() -> None:
     """It was removed from sys.modules, as plug-in hosts do; what the first import made works on."""
     run_python(IMPORTED_AGAIN)
