@@ -1,5 +1,9 @@
 """A pytest plugin for `make test-slow`: skips slow proofs of GPU code that have passed with the
-same code and compilers, and records that they have. Each family of kernels has its own record."""
+same code and compilers, and records that they have. Each family of kernels has its own record.
+
+    python tests/support/proofs.py FAMILY           exits with 0 if the family has passed, else 1
+    python tests/support/proofs.py FAMILY passed    records that it has, for what is no test
+"""
 
 import ast
 import functools
@@ -10,6 +14,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import tokenize
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -27,7 +32,7 @@ class Family(NamedTuple):
     """Kernels whose proofs run again together.
 
     Attributes:
-        tests: files with slow proofs.
+        tests: files with slow proofs; none for a family that a command compares.
         sources: files and folders whose code the proofs run; what they import or include is found.
         compiler: nvcc or triton.
     """
@@ -55,6 +60,16 @@ FAMILIES = {
         (EXECUTOR, "txl_kernels/backends/triton"),
         "triton",
     ),
+    # Without tests of their own: steps of .ci/run.
+    "machine code of cuda": Family(
+        (),
+        (*ALL_CUDA[1:3], "csrc/cuda/decode", "csrc/cuda/hopper", "CMakeLists.txt", "setup.py", "tools/machine_code.*"),
+        "nvcc",
+    ),
+    "machine code of triton": Family(
+        (), ("txl_kernels/backends/triton", "tools/machine_code.*", f"{TRITON}test_ptx.py", ".ci/tritons"), "triton"
+    ),
+    "interpreter": Family((), ("txl_kernels/backends/triton", "tests/txl_kernels/api/test_values.py"), "triton"),
 }
 # Text in quotes, which may hold what looks like a comment; comments, of which those that mark the
 # line of a planted fault are kept. A quote behind a letter or digit separates digits.
@@ -157,13 +172,30 @@ def family_of(nodeid: str) -> str | None:
     return next((name for name, family in FAMILIES.items() if file in family.tests), None)
 
 
+def recorded() -> dict[str, str]:
+    """Return the hash of each family as it was when the family passed."""
+    found: dict[str, str] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    return found
+
+
+def record(passed: dict[str, str]) -> None:
+    RECORD.write_text(json.dumps(recorded() | passed, indent=1) + "\n")
+
+
 class Proofs:
     """The outcomes of a session's proofs; each phase of a test that did not pass counts."""
 
     def __init__(self) -> None:
         self.present = present()
-        self.recorded: dict[str, str] = json.loads(RECORD.read_text()) if RECORD.exists() else {}
+        self.recorded = recorded()
         self.outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """Leave out files without a slow test: collecting all of them takes half a minute."""
+        if not collection_path.match("test_*.py"):
+            return None
+        text = collection_path.read_text()
+        return None if "mark.slow" in text or "RUNS_TRITONS_PTX" in text else True
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
@@ -185,8 +217,16 @@ class Proofs:
             return
         passed = {name: x for name, x in self.present.items() if set(self.outcomes[name]) == {"passed"}}
         if passed:
-            RECORD.write_text(json.dumps(self.recorded | passed, indent=1) + "\n")
+            record(passed)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Proofs())
+
+
+if __name__ == "__main__":
+    name, *passed = sys.argv[1:]
+    here = present().get(name)
+    if passed and here is not None:
+        record({name: here})
+    sys.exit(0 if here is not None and recorded().get(name) == here else 1)

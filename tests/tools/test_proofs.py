@@ -112,13 +112,18 @@ def test_comments_are_left_out(name: str, text: str, code: str) -> None:
 
 KERNELS = {"decode": "csrc/cuda/decode/part.cuh", "hopper": "csrc/cuda/hopper/tile.cuh",
            "triton": "txl_kernels/backends/triton/kernels/tiles.py"}  # fmt: skip
-SHARED = {
-    "csrc/cuda/merge.cuh": {"decode", "hopper"},
-    "csrc/attention.h": {"decode", "hopper"},  # included
+CUDA_MACHINE_CODE, TRITON_MACHINE_CODE = "machine code of cuda", "machine code of triton"
+USES = {
+    KERNELS["decode"]: {"decode", CUDA_MACHINE_CODE},
+    KERNELS["hopper"]: {"hopper", CUDA_MACHINE_CODE},
+    KERNELS["triton"]: {"triton", TRITON_MACHINE_CODE, "interpreter"},
+    "csrc/attention.h": {"decode", "hopper", CUDA_MACHINE_CODE},  # included
     "txl_kernels/backends/cuda.py": {"decode", "hopper"},
-    "tools/machine_code.py": {"triton"},
-    "tests/support/oracle.py": set(KERNELS),  # imported
-    "tools/ptx/block.py": set(KERNELS),
+    "CMakeLists.txt": {CUDA_MACHINE_CODE},
+    "tools/machine_code.py": {"triton", CUDA_MACHINE_CODE, TRITON_MACHINE_CODE},
+    ".ci/tritons": {TRITON_MACHINE_CODE},
+    "tests/support/oracle.py": {*KERNELS, TRITON_MACHINE_CODE, "interpreter"},  # imported
+    "tools/ptx/block.py": {*KERNELS, TRITON_MACHINE_CODE},
     "tools/ptx/instructions/copies.py": set(KERNELS),
     "tests/support/proofs.py": set(),
     "txl_kernels/functional.py": set(),
@@ -128,7 +133,7 @@ SHARED = {
 def test_families_have_the_sources_that_they_use() -> None:
     found = {name: {x.relative_to(proofs.ROOT).as_posix() for x in proofs.sources(family)}
              for name, family in proofs.FAMILIES.items()}  # fmt: skip
-    for file, families in {**{x: {name} for name, x in KERNELS.items()}, **SHARED}.items():
+    for file, families in USES.items():
         assert {name for name, files in found.items() if file in files} == families, file
 
 
@@ -149,14 +154,31 @@ def test_changed_token_changes_the_hash_and_a_comment_does_not(
 
 
 def test_families_have_every_file_of_their_proofs() -> None:
-    """A family's tests exist, and no slow proof of a GPU's kernels is without a family."""
+    """Each pattern finds files, and a test is of one family. Tests that run the emulation, in which
+    all of the package takes part, are of none."""
     named = [x for family in proofs.FAMILIES.values() for x in family.tests]
     assert len(set(named)) == len(named)
-    slow = [
+    for family in proofs.FAMILIES.values():
+        for pattern in (*family.tests, *family.sources):
+            assert list(proofs.ROOT.glob(pattern)), pattern
+    executing = [
         f"{folder}{x.name}"
         for folder in (proofs.CUDA, proofs.TRITON)
         for x in (proofs.ROOT / folder).glob("test_*.py")
-        if "pytest.mark.slow" in (text := x.read_text()) or "pytestmark = RUNS_TRITONS_PTX\n" in text
+        if "cuda_ptx" in (text := x.read_text()) or "pytestmark = RUNS_TRITONS_PTX" in text
     ]
-    assert set(slow) <= set(named)
-    assert all((proofs.ROOT / x).exists() for x in named)
+    assert len(executing) >= 6
+    assert set(executing) <= set(named)
+
+
+@pytest.mark.parametrize(("file", "is_left_out"), [
+    ("tests/txl_kernels/api/test_values.py", True),
+    ("tests/txl_kernels/cuda/test_ptx.py", None),
+    ("tests/txl_kernels/triton/test_ptx_planted.py", None),
+    ("tests/conftest.py", None),
+    ("tests", None),
+])  # fmt: skip
+@pytest.mark.usefixtures("record")
+def test_files_without_a_slow_test_are_not_collected(file: str, is_left_out: bool | None) -> None:
+    session: Any = proofs.Proofs()
+    assert session.pytest_ignore_collect(proofs.ROOT / file) is is_left_out
