@@ -265,9 +265,8 @@ cli.main()
     assert os.listdir(out) == [made.name]
 
 
-@pytest.mark.parametrize(
-    "command", ["txl_kernels", pytest.param("txl generate {run} --count 3", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["txl_kernels", "txl generate {run} --count 3"])
 def test_unknown_instruction_set(run: Path, command: str) -> None:
     pytest.importorskip("txl_kernels._native")
     done = subprocess.run(

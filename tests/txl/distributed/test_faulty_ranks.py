@@ -42,6 +42,7 @@ def refused(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> list[di
     return run_ranks(start_each, 2, folder=folder / "runs", corpora=[corpus.folder, other.folder], cases=cases)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_all_ranks_refuse_what_differs_or_does_not_fit(name: str, refused: list[dict[str, str]]) -> None:
     for rank in refused:

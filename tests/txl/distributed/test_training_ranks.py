@@ -40,8 +40,8 @@ CASES = {
     "qrnn": {"model": {"network": "qrnn"} | RECURRENT} | LONG,
     "recomputed": case(recompute=True),
 }
-# One of each kind; the others run with -m slow.
-QUICK = ("chunks and segments", "bins", "weight decay, ema", "recomputed")
+# The others run with -m slow.
+QUICK = ("chunks and segments", "bins")
 
 
 @pytest.fixture(scope="module")

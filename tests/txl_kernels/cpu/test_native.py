@@ -74,6 +74,7 @@ def test_instruction_sets_of_this_processor() -> None:
         assert chosen == ("avx512_bf16" if "AuthenticAMD" in flags else "avx512")
 
 
+@pytest.mark.slow
 def test_environment_forces_an_isa() -> None:
     code = "from txl_kernels.backends import cpu; print(cpu.module().isa())"
     assert run_python(code, TXL_KERNELS_ISA="baseline") == "baseline"
