@@ -14,6 +14,7 @@ VARIANTS ?= TXL_SECOND_GENERATION TXL_TWO_WARPGROUPS TXL_SHORT_EDGES TXL_PERSIST
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -type f)
 PARALLEL := -n auto
+INTERPRETED ?= tests/txl_kernels/api tests/txl_kernels/triton
 
 .PHONY: help demo test test-slow test-interpreter test-integrations peers aot lint gpu-kit bench bench-compare report docs wheel wheels clean
 
@@ -24,15 +25,14 @@ help: ## this list
 demo: $(VENV)/installed ## a small model trained on 2 cores, what memory and caching are worth: five minutes with the installation
 	$(BIN)/txl demo --run runs/demo-$$(date +%Y%m%d-%H%M%S)
 
-test: $(VENV)/installed ## every test that needs no GPU, but for slow proofs
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests -m "not slow and not triton and not peers and not gpu" $(PARALLEL)
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/txl_kernels/triton -m triton --backends triton $(PARALLEL)
+test: $(VENV)/installed ## the tests that need neither a GPU nor other libraries, in a few minutes
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore tests/integrations -m "not slow and not triton and not gpu" $(PARALLEL)
 
-test-slow: $(VENV)/installed ## slow proofs: GPU code on a CPU, planted faults, thread sanitizer
+test-slow: $(VENV)/installed ## tests that take long: processes, compilers, GPU code on a CPU, planted faults, sanitizers
 	PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/pytest tests -m slow -p proofs $(PARALLEL)
 
-test-interpreter: $(VENV)/installed ## every backend's tests on the Triton kernels, in Triton's interpreter; their own are in test
-	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest tests/txl_kernels --ignore tests/txl_kernels/triton -m triton --backends triton $(PARALLEL)
+test-interpreter: $(VENV)/installed ## tests of the Triton kernels, in Triton's interpreter: their own, and every backend's
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(INTERPRETED) -m triton --backends triton $(PARALLEL)
 
 test-integrations: $(VENV)/installed $(PEERS)/installed ## other libraries' attention layers, accelerated, against themselves
 	PEERS=$(PEERS) OMP_NUM_THREADS=1 $(BIN)/pytest tests/integrations $(PARALLEL)

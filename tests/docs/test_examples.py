@@ -65,6 +65,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_missing_packages_are_named_with_their_installation() -> None:
     names = ["hugging_face", "speech_encoder", "hour_of_audio", "inkling"]
     command = [sys.executable, "-c", WITHOUT_TRANSFORMERS, *(EXAMPLES / f"{name}.py" for name in names)]

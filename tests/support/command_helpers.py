@@ -24,18 +24,23 @@ class Done(NamedTuple):
 Run = Callable[..., Done]
 
 
-def in_process(capfd: pytest.CaptureFixture[str], *arguments: object) -> Done:
-    """Run the command in this process, which saves the start of an interpreter."""
+def called(*arguments: object) -> int:
+    """Run the command in this process, which saves the start of an interpreter; return its exit
+    code."""
     argv = sys.argv
     sys.argv = ["txl", *map(str, arguments)]
-    code = 0
     try:
         cli.main()
     except SystemExit as end:
-        code = int(end.code or 0)
+        return int(end.code or 0)
     finally:
         sys.argv = argv
-    return Done(code, *capfd.readouterr())
+    return 0
+
+
+def in_process(capfd: pytest.CaptureFixture[str], *arguments: object) -> Done:
+    """Run the command in this process, and return its output, too."""
+    return Done(called(*arguments), *capfd.readouterr())
 
 
 def succeeded(done: Done) -> Done:

@@ -1,5 +1,6 @@
 """Functions and commands in several processes."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from txl.distributed import joined, settle
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 T = TypeVar("T")
+# Ranks are forked from a process that has imported torch.
+multiprocessing.get_context("forkserver").set_forkserver_preload(["ranks", "rank_functions"])
 
 
 def run_ranks(function: Callable[..., T], size: int, **arguments: Any) -> list[T]:
@@ -31,7 +34,7 @@ def run_ranks(function: Callable[..., T], size: int, **arguments: Any) -> list[T
     """
     launch = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=size, run_id="test", rdzv_endpoint="localhost:0",
-        rdzv_backend="c10d", max_restarts=0, start_method="spawn",
+        rdzv_backend="c10d", max_restarts=0, start_method="forkserver",
     )  # fmt: skip
     with mock.patch.dict(os.environ, environment(), clear=True):
         found: dict[int, T] = elastic_launch(launch, _in_world)(function, arguments)

@@ -37,6 +37,7 @@ def build(folder: Path, cxx: str | None) -> tuple[subprocess.CompletedProcess[st
     return done, note.read_text(encoding="utf-8").strip() if note.exists() else None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not (COMPILER and shutil.which("cmake") and shutil.which("ninja")), reason="needs the tools to build"
 )

@@ -36,6 +36,7 @@ def killed(what: str, path: Path) -> None:
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["replaced", "new_folder"])
 def test_leftovers_of_killed_writers_are_removed(what: str, tmp_path: Path) -> None:
     killed(what, tmp_path / "a.json")
@@ -66,6 +67,7 @@ def test_files_with_similar_names_are_kept(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_folder_of_results_is_locked(tmp_path: Path) -> None:
     held = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], cwd=ROOT, stdout=subprocess.PIPE)
     assert held.stdout is not None

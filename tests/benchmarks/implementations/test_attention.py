@@ -29,7 +29,14 @@ def test_wrong_gradient_fails_the_check(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("attention", [x for x in OTHERS if x not in (BASELINE, FLEX)], ids=lambda x: x.name)
+@pytest.mark.parametrize(
+    "attention",
+    [
+        pytest.param(x, id=x.name, marks=[pytest.mark.slow] * x.name.endswith("compiled"))
+        for x in OTHERS
+        if x not in (BASELINE, FLEX)
+    ],
+)
 def test_other_implementations_are_right(attention: Attention, dtype: torch.dtype) -> None:
     if attention.name.endswith("compiled") and dtype is torch.bfloat16:
         pytest.skip("compiling takes longer than all others; the algorithm itself is checked in both dtypes")

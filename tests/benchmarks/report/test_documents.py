@@ -76,6 +76,7 @@ def test_unchanged_files_are_not_written(folder: Path, elsewhere: Path) -> None:
     assert files()[picture][1] == before[picture][1]
 
 
+@pytest.mark.slow
 def test_plots_agree_with_the_published_records() -> None:
     """Plots have the same pixels with the matplotlib of requirements.txt, which drew them. A
     processor with other vector instructions may round smoothed edges otherwise (AVX2 and AVX-512:

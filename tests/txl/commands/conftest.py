@@ -1,11 +1,12 @@
 """A finished run."""
 
-import subprocess
-import sys
+import contextlib
+import io
 from pathlib import Path
 
 import pytest
-from command_helpers import SMALL
+from command_helpers import SMALL, called
+from training_helpers import unlock
 
 from txl.text.corpus import Corpus
 
@@ -13,7 +14,8 @@ from txl.text.corpus import Corpus
 @pytest.fixture(scope="session")
 def run(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    command = [sys.executable, "-m", "txl", "train", "--run", folder, "--data", corpus.folder, *SMALL]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "validation loss" in done.stdout
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        assert called("train", "--run", folder, "--data", corpus.folder, *SMALL) == 0
+    assert "validation loss" in output.getvalue()
+    unlock(folder)
     return folder

@@ -39,6 +39,7 @@ def test_eval_and_prompts_of_compressed_files(txl: Run, run: Path, text: Path, t
     assert done.stdout.startswith("0001 follows"), done.stderr
 
 
+@pytest.mark.slow
 def test_names_with_markup_or_invalid_utf8(text: Path, tmp_path: Path) -> None:
     source = os.fsencode(tmp_path) + b"/[red]caf\xe9.txt"
     with open(source, "wb") as file:
@@ -64,6 +65,7 @@ def test_generate_as_the_paper_did(txl: Run, run: Path, corpus: Corpus, tmp_path
     assert stopped.stdout == context.decode() + continued.partition(stop)[0] + "\n"
 
 
+@pytest.mark.slow
 def test_generate_into_a_closed_pipe(run: Path) -> None:
     done = subprocess.run(
         [

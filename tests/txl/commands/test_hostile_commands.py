@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 import typer
-from command_helpers import SMALL, Run, one_line, succeeded
+from command_helpers import SMALL, Run, called, one_line, succeeded
+from training_helpers import unlock
 
 from txl.commands.cli import app
 from txl.text.corpus import Corpus
@@ -124,6 +125,7 @@ def test_zeros_beyond_the_text_are_refused(txl: Run, run: Path, text: Path, tmp_
     one_line(done, "attn_len must be at most 65,536 for a text of ")
 
 
+@pytest.mark.slow
 def test_training_continues_when_its_output_is_closed(corpus: Corpus, tmp_path: Path) -> None:
     """`txl train | head -1`"""
     options = [*SMALL, "--steps", "40", "--eval-every", "2", "--save-every", "100"]
@@ -137,6 +139,7 @@ def test_training_continues_when_its_output_is_closed(corpus: Corpus, tmp_path: 
     assert checkpoints.load(tmp_path / "r" / "last.safetensors").state["step"] == 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
 def test_closed_outputs(run: Path, closed: str) -> None:
     command = f"'{sys.executable}' -m txl generate '{run}' --count 3 {closed}"
@@ -145,6 +148,7 @@ def test_closed_outputs(run: Path, closed: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_output_to_a_full_disk(run: Path) -> None:
     command = f"'{sys.executable}' -m txl generate '{run}' --count 3 > /dev/full"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
@@ -188,7 +192,8 @@ def test_unexpected_error_raises(txl: Run, run: Path, monkeypatch: pytest.Monkey
 def whole(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a corpus of its own."""
     folder = tmp_path_factory.mktemp("whole") / "r"
-    subprocess.run([*TXL, "train", "--run", folder, "--data", text, *SMALL], capture_output=True, check=True)
+    assert called("train", "--run", folder, "--data", text, *SMALL) == 0
+    unlock(folder)
     return folder
 
 
@@ -236,6 +241,7 @@ def test_locked_run_is_not_changed(
     assert {path: path.read_bytes() for path in sorted(held.rglob("*")) if path.is_file()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["export", "import"])
 def test_killed_export_and_import_leave_no_result(txl: Run, run: Path, tmp_path: Path, command: str) -> None:
     """The next one removes the temporary files."""
@@ -259,6 +265,7 @@ cli.main()
     assert os.listdir(out) == [made.name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["txl_kernels", "txl generate {run} --count 3"])
 def test_unknown_instruction_set(run: Path, command: str) -> None:
     pytest.importorskip("txl_kernels._native")

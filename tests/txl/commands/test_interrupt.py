@@ -45,7 +45,11 @@ def started(folder: Path, corpus: Corpus, *more: str, **environment: str) -> "su
 
 @pytest.mark.parametrize(
     ("received", "environment"),
-    [(signal.SIGINT, {}), (signal.SIGTERM, {}), (signal.SIGTERM, ALONE)],
+    [
+        (signal.SIGINT, {}),
+        pytest.param(signal.SIGTERM, {}, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, ALONE, marks=pytest.mark.slow),
+    ],
     ids=["Ctrl-C", "SIGTERM", "SIGTERM, torchrun"],
 )
 def test_signal_writes_a_checkpoint_and_prints_how_to_resume(
@@ -68,6 +72,7 @@ def test_signal_writes_a_checkpoint_and_prints_how_to_resume(
     assert checkpoints.load(run / "last.safetensors").state["step"] == step + 1
 
 
+@pytest.mark.slow
 def test_second_ctrl_c_ends_at_once(corpus: Corpus, tmp_path: Path) -> None:
     # Updates take long.
     child = started(tmp_path / "r", corpus, "--accumulate", "100", "--log-every", "1")
@@ -92,6 +97,7 @@ def test_ignored_ctrl_c_stays_ignored(corpus: Corpus, tmp_path: Path) -> None:
     assert not trained.stop_requested
 
 
+@pytest.mark.slow
 def test_ctrl_c_with_closed_outputs(corpus: Corpus, tmp_path: Path) -> None:
     """`txl train 2>&1 | tee log`, where tee ends by the same Ctrl-C, or before it."""
     child = started(tmp_path / "r", corpus, "--log-every", "1")

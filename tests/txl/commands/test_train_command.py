@@ -58,6 +58,7 @@ def test_minutes_keep_given_options(txl: Run, corpus: Corpus, tmp_path: Path) ->
     assert 2 < train["eval_every"] < train["steps"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [(0.002, 0.02), (0.02, 0.002)])
 def test_minutes_follow_a_changing_speed(
     corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: float, then: float
@@ -156,6 +157,7 @@ app()
 """
 
 
+@pytest.mark.slow
 def test_run_killed_before_its_first_checkpoint_starts_again(txl: Run, text: Path, tmp_path: Path) -> None:
     run = tmp_path / "r"
     command = ["train", "--run", run, "--data", text, *SMALL, "--device", "cpu"]
@@ -179,6 +181,7 @@ def killed_while_replacing(text: Path, tmp_path_factory: pytest.TempPathFactory)
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["text", "prepared", "what was left"])
 def test_run_killed_while_replacing_its_corpus(
     txl: Run, corpus: Corpus, text: Path, killed_while_replacing: Path, tmp_path: Path, source: str

@@ -42,18 +42,17 @@ def refused(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> list[di
     return run_ranks(start_each, 2, folder=folder / "runs", corpora=[corpus.folder, other.folder], cases=cases)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_all_ranks_refuse_what_differs_or_does_not_fit(name: str, refused: list[dict[str, str]]) -> None:
     for rank in refused:
         assert CASES[name][1] in rank[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "words"),
-    [
-        ([], "log.jsonl"),
-        pytest.param(["--lr", 1e6, "--clip", 1e30, "--warmup", 1, "--steps", 200], "at step", marks=pytest.mark.slow),
-    ],
+    [([], "log.jsonl"), (["--lr", 1e6, "--clip", 1e30, "--warmup", 1, "--steps", 200], "at step")],
     ids=["first rank", "all ranks"],
 )
 def test_error_is_reported_once(tmp_path: Path, corpus: Corpus, options: list[object], words: str) -> None:
@@ -76,6 +75,7 @@ def test_first_rank_prepares_the_text(tmp_path: Path, text: Path) -> None:
     data.load(tmp_path / "run" / "corpus").verify()
 
 
+@pytest.mark.slow
 def test_port_in_use_is_reported() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

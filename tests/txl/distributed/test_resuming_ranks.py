@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from command_helpers import SMALL, succeeded
+from command_helpers import SMALL, Run, succeeded
 from rank_functions import Trained, go_on
-from ranks import children, environment, run_ranks, start_torchrun, torchrun
+from ranks import children, environment, run_ranks, start_torchrun
 
 from txl.distributed import World
 from txl.text.corpus import Corpus
@@ -31,6 +31,7 @@ def assert_close(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) ->
         torch.testing.assert_close(got[name], value, rtol=1e-6, atol=1e-8, msg=lambda m, n=name: f"{n}: {m}")
 
 
+@pytest.mark.slow
 def test_two_then_one_then_two_processes_train_as_one(corpus: Corpus, tmp_path: Path) -> None:
     """Streams, memory, parameters, optimizer and average do not depend on who held which part."""
     whole = go_on(World(), tmp_path / "whole", corpus.folder, 12, **PLAIN)
@@ -59,8 +60,11 @@ def test_same_number_of_processes_resumes_bit_for_bit(corpus: Corpus, tmp_path: 
     assert not torch.equal(saved.tensors["rng.0.cpu"], saved.tensors["rng.1.cpu"])
 
 
-@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_killed_rank_ends_the_others_and_loses_no_checkpoint(corpus: Corpus, tmp_path: Path, victim: int) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_killed_rank_ends_the_others_and_loses_no_checkpoint(
+    txl: Run, corpus: Corpus, tmp_path: Path, victim: int
+) -> None:
     """Within a minute, with one error line; one process resumes from the last checkpoint."""
     run, last = tmp_path / "run", tmp_path / "run" / LAST
     options = [*SMALL, "--steps", 100000, "--save-every", 3, "--eval-every", 100000, "--log-every", 1]
@@ -81,7 +85,7 @@ def test_killed_rank_ends_the_others_and_loses_no_checkpoint(corpus: Corpus, tmp
     assert "--resume goes on" in lines[0]
     step = checkpoints.load(last).state["step"]
     assert step >= 3
-    succeeded(torchrun(1, "train", "-r", run, "--resume", "--steps", step + 2, "--device", "cpu"))
+    succeeded(txl("train", "-r", run, "--resume", "--steps", step + 2, "--device", "cpu"))
     assert checkpoints.load(last).state["step"] == step + 2
 
 

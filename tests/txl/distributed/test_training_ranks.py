@@ -40,8 +40,8 @@ CASES = {
     "qrnn": {"model": {"network": "qrnn"} | RECURRENT} | LONG,
     "recomputed": case(recompute=True),
 }
-# One of each kind; the others run with -m slow.
-QUICK = ("chunks and segments", "bins", "weight decay, ema", "recomputed")
+# The others run with -m slow.
+QUICK = ("chunks and segments", "bins")
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +90,7 @@ def assert_same(name: str, want: Trained, got: list[Trained]) -> None:
     assert want.losses[-1] < want.losses[0]
 
 
+@pytest.mark.slow
 def test_fully_shard_in_a_plain_loop() -> None:
     """Layers sharded by torch's FSDP2 have the losses of one process."""
     x = torch.randn(4, 12, 16, dtype=torch.float64)

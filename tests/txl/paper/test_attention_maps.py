@@ -131,6 +131,7 @@ print(attention.queries, peak() - early)
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_text() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     queries, grown = map(int, done.stdout.split())

@@ -96,6 +96,7 @@ print(re.search("VmHWM:\\\\s*([0-9]+) kB", open("/proc/self/status").read())[1])
 """
 
 
+@pytest.mark.slow  # 15 MB of text
 @pytest.mark.parametrize("rule", ["bytes", "words"])
 def test_memory_does_not_grow_with_the_text(rule: str, tmp_path: Path) -> None:
     piece, peaks = b"".join(b"%d words in a line of text\n" % (n % 5000) for n in range(40_000)), []
@@ -201,6 +202,7 @@ except TxlError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "content"), [(100, b"short " * 20), (500, b"abc" * 30)], ids=["tokens", "JSON"])
 def test_full_disk_is_reported_and_leaves_nothing(limit: int, content: bytes, tmp_path: Path) -> None:
     """A child process may write at most `limit` bytes to a file."""

@@ -25,6 +25,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "a checkpoint between": WORSE | {"steps": 4, "save_every": 3},
     "an average": WORSE | {"average": "triggered", "patience": 1},
 }
+QUICK = "one validation"
 
 
 class Killed(BaseException):
@@ -76,7 +77,7 @@ def assert_same(whole: Path, run: Path) -> None:
     assert not list(run.glob(".*.tmp"))
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", [QUICK, *(pytest.param(x, marks=pytest.mark.slow) for x in OPTIONS if x != QUICK)])
 def test_killed_at_any_moment(tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """At each write, before and after it, and at the start and end of each validation."""
     options = OPTIONS[name]

@@ -29,6 +29,7 @@ def finished(tmp_path: Path, corpus: Corpus) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_folder_made_again_is_locked(tmp_path: Path, corpus: Corpus) -> None:
     trainer(tmp_path / "run", corpus, steps=6)
     shutil.rmtree(tmp_path / "run")

@@ -152,6 +152,7 @@ def test_wheel_without_a_module_for_this_python(
     )
 
 
+@pytest.mark.slow
 def test_package_works_in_a_folder_whose_name_is_not_utf8(tmp_path: Path) -> None:
     """An old disk's or archive's name; what the package prints can be encoded."""
     folder = tmp_path / os.fsdecode(b"caf\xe9")

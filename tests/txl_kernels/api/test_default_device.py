@@ -113,6 +113,7 @@ def test_self_check_of_the_first_call(default: str) -> None:
         assert [self_check.compare(cpu, kind) for kind in kinds] == [None] * len(kinds)
 
 
+@pytest.mark.slow
 @needs_native
 def test_importing_under_a_default_device() -> None:
     code = """

@@ -130,6 +130,7 @@ print(txl_kernels.rel_attention(q, q, q, r, u, u, backend="reference").shape)
     assert run_python(code) == "torch.Size([1, 1, 3, 4])"
 
 
+@pytest.mark.slow
 def test_slow_imports_are_deferred() -> None:
     """The compiler, Triton and matplotlib are imported at first use. The FLOP counter has the
     operators' formulas when it is imported."""

@@ -98,7 +98,12 @@ KEEPING: dict[str, tuple[float, Callable[[Step, Tensor], Tensor]]] = {
 
 
 @pytest.mark.parametrize(
-    ("keeping", "kernels"), [*((keeping, "native") for keeping in KEEPING), ("half, once", "reference")]
+    ("keeping", "kernels"),
+    [
+        ("half", "native"),
+        *(pytest.param(x, "native", marks=pytest.mark.slow) for x in KEEPING if x != "half"),
+        pytest.param("half, once", "reference", marks=pytest.mark.slow),
+    ],
 )
 def test_compiled_backward_drops_what_forward_dropped(keeping: str, kernels: str) -> None:
     """The output is linear in the values: their product with their gradient is the loss, if both

@@ -172,6 +172,7 @@ def test_output_gradients_of_any_strides(kernel_backend: str) -> None:
         assert torch.equal(gradient(plain, plain_lse), want)
 
 
+@pytest.mark.slow
 def test_torch_without_some_private_names_takes_the_dispatcher() -> None:
     """The package imports, and calls give the same result, by the operators."""
     code = """

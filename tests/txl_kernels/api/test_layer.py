@@ -16,6 +16,11 @@ B, L, M = 2, 9, 5
 each = pytest.mark.parametrize("name", OPTIONS)
 
 
+def slowly(*names: str) -> list[Any]:
+    """Return values of a parameter that `make test` leaves out."""
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 def gradients_of(it: nn.Module, out: Tensor, *inputs: Tensor) -> dict[str, Tensor]:
     """Gradients of a fixed random functional in the inputs and all parameters."""
     weight = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(1))
@@ -63,7 +68,7 @@ def test_packed_sequences(name: str) -> None:
     torch.testing.assert_close(gradients_of(it, found, x), gradients_of(it, alone, x))
 
 
-@pytest.mark.parametrize("name", ["grouped", "learned", "learned, bidirectional", "learned, every option"])
+@pytest.mark.parametrize("name", ["grouped", "learned", *slowly("learned, bidirectional", "learned, every option")])
 def test_compiled_layer(name: str) -> None:
     torch.compiler.reset()
     it, x, memory = layer(name, batch_first=True), hidden(L), hidden(M)
@@ -90,7 +95,7 @@ def test_one_exported_graph_serves_all_lengths(name: str) -> None:
         torch.testing.assert_close(program(x), it(x))
 
 
-@pytest.mark.parametrize("name", ["window", "bidirectional", "learned, window", "learned, every option"])
+@pytest.mark.parametrize("name", ["window", *slowly("bidirectional", "learned, window", "learned, every option")])
 def test_one_exported_graph_serves_all_memories(name: str) -> None:
     """With gradients, for which the layer looks for positions that no query sees."""
     it = layer(name, batch_first=True)

@@ -104,7 +104,11 @@ ONE_GRAPH: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "strict"), [*((name, False) for name in ONE_GRAPH), ("prefix", True), ("reference", True)]
+    ("name", "strict"),
+    [
+        *((name, False) for name in ONE_GRAPH),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("prefix", "reference")),
+    ],
 )
 def test_one_exported_graph_serves_all_lengths(name: str, strict: bool) -> None:
     def make(length: int, memory: int) -> tuple[torch.Tensor, ...]:
@@ -274,6 +278,7 @@ for package in (newer, older):
 """
 
 
+@pytest.mark.slow
 def test_package_imported_again_gives_the_same_results() -> None:
     """It was removed from sys.modules, as plug-in hosts do; what the first import made works on."""
     run_python(IMPORTED_AGAIN)

@@ -24,6 +24,7 @@ from tolerances import OF_ROUNDING, largest, require_close
 from txl_kernels import rel_attention
 from txl_kernels.call import drop_threshold, keep_scale
 
+pytestmark = pytest.mark.slow  # its programs take minutes to compile
 CPU = ROOT / "csrc" / "cpu"
 KERNELS = [CPU, *sorted(CPU.parent.glob("*.h"))]
 SOURCES = [Path(__file__).with_name("driver.cpp"), CPU / "dispatch.cpp", CPU / "runtime.cpp"]

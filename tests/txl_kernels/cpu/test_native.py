@@ -74,6 +74,7 @@ def test_instruction_sets_of_this_processor() -> None:
         assert chosen == ("avx512_bf16" if "AuthenticAMD" in flags else "avx512")
 
 
+@pytest.mark.slow
 def test_environment_forces_an_isa() -> None:
     code = "from txl_kernels.backends import cpu; print(cpu.module().isa())"
     assert run_python(code, TXL_KERNELS_ISA="baseline") == "baseline"
@@ -81,6 +82,7 @@ def test_environment_forces_an_isa() -> None:
         run_python(code, TXL_KERNELS_ISA="mmx")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("amx" not in ISAS, reason="needs AMX")
 def test_amx_without_permission_is_reported() -> None:
     """A signal stack too small for AMX's registers makes Linux refuse them."""
@@ -327,6 +329,7 @@ plan = cpu.make_plan(call, out)
 """
 
 
+@pytest.mark.slow
 def test_shutdown_while_threads_compute() -> None:
     """The interpreter ends although daemon threads are inside the kernel: no crash, no hang.
 
@@ -348,6 +351,7 @@ while len(calls) < 3:
     run_python(ONE_PLAN + code)
 
 
+@pytest.mark.slow
 def test_call_while_the_interpreter_ends() -> None:
     """A destructor calls on the thread that ends the interpreter, and must get the GIL back."""
     code = """
@@ -361,6 +365,7 @@ sys.late = Late()
     assert run_python(ONE_PLAN + code) == "True"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two processors")
 @pytest.mark.parametrize("sizes", ["2048, 1024, True", "1, 400_000, False"], ids=["backward", "decode"])
 def test_one_head_is_split_over_threads(sizes: str) -> None:
@@ -385,6 +390,7 @@ print(min(shares))
     assert float(run_python(code, OMP_WAIT_POLICY="passive")) < 0.75  # waiting takes no processor time
 
 
+@pytest.mark.slow
 def test_memory_grows_linearly() -> None:
     """L = M = 8192 with one head: scores alone would be 512 MiB."""
     code = """

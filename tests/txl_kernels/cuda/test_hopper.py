@@ -16,6 +16,7 @@ from txl_kernels import rel_attention
 from txl_kernels.backends import cuda, reference
 from txl_kernels.backends.self_check import Kind, compare, kind_of
 
+pytestmark = pytest.mark.slow  # compiling the emulation takes a minute and a half of processor time
 DTYPES = (torch.bfloat16, torch.float16)
 
 

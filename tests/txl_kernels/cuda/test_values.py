@@ -15,6 +15,8 @@ from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
 from txl_kernels.backends.self_check import compare, kind_of
 
+pytestmark = pytest.mark.slow  # compiling the emulation takes a minute and a half of processor time
+
 
 @pytest.fixture(params=["emulated", pytest.param("device", marks=pytest.mark.gpu)])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
