@@ -2,8 +2,9 @@
 scores capped by tanh. Their blocks of queries do not change the result: each query sees the same
 numbers of frames before and after itself, in any block."""
 
+import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -69,6 +70,15 @@ class Gemma4(Gemma):
     as after the query, have no term."""
 
     needs = ("per_dim_scale", "q_scale", "k_scale", "relative_k_proj", "max_past_horizon", "max_future_horizon")
+    hides: ClassVar[bool] = True  # whether a mask is True, or not zero, for hidden keys: since 5.20
+
+    def __init_subclass__(cls: Any, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.hides = "logical_not" not in inspect.unwrap(cls.original.forward).__code__.co_names
+
+    def _seen(self: Any, mask: Tensor) -> Tensor:
+        """Return where queries see keys, bool, of a mask [B, 1, ..]."""
+        return mask[:, 0] == 0 if self.hides else mask[:, 0] != 0
 
     @staticmethod
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
@@ -92,7 +102,7 @@ class Gemma4(Gemma):
         why = why_not_interface(self, {}) or self.why_not_kernel(hidden_states)
         if why is None and (mask is None or mask.dim() != 5):
             why = "no mask of blocks: a query sees all frames near its block"
-        bounds = why or memoized("mask", mask, (length, past), lambda: blocked_bounds(mask[:, 0] == 0, past, length))
+        bounds = why or memoized("mask", mask, (length, past), lambda: blocked_bounds(self._seen(mask), past, length))
         if bounds is None or isinstance(bounds, str):
             return bounds or "a mask with holes"
         heads = self.num_heads

@@ -75,6 +75,8 @@ class TextModel(Accelerated):
 class Attention(Accelerated):
     """The common part of the attention layers of Inkling and of Inkling 2."""
 
+    reads = ("past_key_values",)
+
     def _bounds(self: Any, mask: Any, keys: CachedKeys | None, length: int, **kwargs: Any) -> tuple[Bounds, bool] | str:
         """Return the intervals of keys that queries see, and whether causality and the window hide
         keys of them; or the reason why the original must answer.
@@ -157,6 +159,8 @@ class Inkling(Attention):
         **kwargs: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
         cache = kwargs.pop("past_key_values", None) if cache is None else cache
+        new = "cache" in self.arguments  # since 5.24
+        held = {"cache" if new else "past_key_values": cache}
         length, layer = hidden_states.size(1), self.layer_idx
         why = why_not_interface(self, kwargs) or self.why_not_kernel(hidden_states, self._dropout())
         keys = attention_mask.keys if isinstance(attention_mask, CausalMask) else None
@@ -165,18 +169,18 @@ class Inkling(Attention):
         found = why or self._bounds(attention_mask, keys, length, **kwargs)
         if isinstance(found, str):
             mask = self._mask_of(attention_mask, hidden_states)
-            return self.fall_back(found, hidden_states, mask, conv_mask=conv_mask, cache=cache, **kwargs)  # type: ignore[no-any-return]
+            return self.fall_back(found, hidden_states, mask, conv_mask=conv_mask, **held, **kwargs)  # type: ignore[no-any-return]
         offset = 0 if cache is None else cache.get_query_offset(layer)
         tau = self._tau(offset, length, hidden_states.device)  # before the cache counts the new keys
-        k = self.k_sconv(self.k_proj(hidden_states), cache=cache, conv_mask=conv_mask)
-        v = self.v_sconv(self.v_proj(hidden_states), cache=cache, conv_mask=conv_mask)
+        k = self.k_sconv(self.k_proj(hidden_states), conv_mask=conv_mask, **held)
+        v = self.v_sconv(self.v_proj(hidden_states), conv_mask=conv_mask, **held)
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (self.q_proj(hidden_states), k, v))
         q, k, v = (x.transpose(1, 2) for x in (self.q_norm(q), self.k_norm(k), v))
         p = self.r_proj(hidden_states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         if tau is not None:
             q, p = ((x.float() * tau).to(x.dtype) for x in (q, p))
         if cache is not None:
-            k, v = cache.update(k, v, layer, kwargs=kwargs)
+            k, v = cache.update(k, v, layer, **({"kwargs": kwargs} if new else {}))
         return self.o_proj(self._attend(q, p, k, v, self.rel_logits_proj.proj, keys, *found)), None
 
     def _tau(self: Any, offset: Any, length: int, device: torch.device) -> Tensor | None:

@@ -21,7 +21,7 @@ class MPNet(Accelerated):
     def forward(
         self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, position_bias: Tensor | None = None,
         output_attentions: bool = False, **kwargs: Any,
-    ) -> tuple[Any, ...]:  # fmt: skip
+    ) -> tuple[Any, ...] | str:  # fmt: skip
         dropout_p = dropout_of(self.dropout)
         why = self.why_not_kernel(hidden_states, dropout_p)
         if output_attentions:  # the caller unpacks them
@@ -32,16 +32,21 @@ class MPNet(Accelerated):
             why = why or "a bool mask, which the original adds to scores"
         bounds = interface_bounds(why, attention_mask, hidden_states.size(1))
         if isinstance(bounds, str) or position_bias is None:
-            bias = position_bias
-            if bias is not None and bias.dim() == 2:
-                bias = all_pairs(bias, hidden_states.size(1))
-            return self.fall_back(str(bounds), hidden_states, attention_mask, bias, output_attentions, **kwargs)  # type: ignore[no-any-return]
+            return str(bounds)
         q, k, v = (split_heads(f(hidden_states), width=self.attention_head_size) for f in (self.q, self.k, self.v))
         out = attend(
             q, k, v, None, None, None, bounds, r_bias=position_bias.to(q.dtype), zero_row=q.size(2) - 1,
             position_scale=1.0, dropout_p=dropout_p, window=self.setting("window"),
         )  # fmt: skip
         return (self.o(merge_heads(out)),)
+
+    def fall_back(self: Any, why: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the original with biases of all pairs."""
+        given = self.named(args, kwargs)
+        bias = given.get("position_bias")
+        if bias is not None and bias.dim() == 2:
+            given["position_bias"] = all_pairs(bias, given["hidden_states"].size(1))
+        return super().fall_back(why, **given)
 
 
 class MPNetBiases(Accelerated):

@@ -33,7 +33,7 @@ from txl_kernels.integrations.streaming import cached, should_cache, store
 
 class NeMo(Accelerated):
     skips = ("dropout",)
-    needs = ("linear_q", "linear_pos", "pos_bias_u", "pos_bias_v", "update_cache", "use_pytorch_sdpa")
+    needs = ("linear_q", "linear_pos", "pos_bias_u", "pos_bias_v", "update_cache")
 
     @staticmethod
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
@@ -44,7 +44,8 @@ class NeMo(Accelerated):
     def forward(
         self: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, pos_emb: Tensor, cache: Tensor | None = None
     ) -> Any:
-        dropout_p = self.dropout_rate * self.training if self.use_pytorch_sdpa else dropout_of(self.dropout)
+        sdpa = getattr(self, "use_pytorch_sdpa", False)  # since 2.1
+        dropout_p = self.dropout_rate * self.training if sdpa else dropout_of(self.dropout)
         why = self.why_not_kernel(query, dropout_p)
         bounds = bounds_or_reason(why, mask, is_zero, keys=key.size(1) + (0 if cache is None else cache.size(1)))
         if isinstance(bounds, str):

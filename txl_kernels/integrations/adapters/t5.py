@@ -5,8 +5,9 @@ T5's layers share the biases of the first; UMT5's layers have a table each. Long
 attention sees as many keys before as after a query, in blocks whose size changes nothing.
 """
 
+import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from txl_kernels.integrations.attention import (
     Bounds,
     attend,
     blocked_bounds,
+    condition_met,
     intersect,
     memoized,
     merge_heads,
@@ -37,15 +39,24 @@ class Buckets(Accelerated):
     """The base class of the adapters of T5 and UMT5."""
 
     needs = ("q", "k", "v", "o", "key_value_proj_dim", "has_relative_attention_bias", "relative_attention_max_distance")
+    # cache_position until 5.2, past_key_value until 4.55
+    reads = ("past_key_values", "past_key_value", "output_attentions", "use_cache", "cache_position")
 
-    def why_original(self: Any, x: Tensor, others: Tensor | None, kwargs: dict[str, Any]) -> str | None:
+    def why_original(self: Any, x: Tensor, others: Tensor | None, mask: Any, kwargs: dict[str, Any]) -> str | None:
         """Return the reason why the original must answer a call, whatever its biases and its mask
         are, or None."""
         why = why_not_interface(self, kwargs) or self.why_not_kernel(x, self.dropout_now())
+        at = kwargs.get("cache_position")
         if why is None and others is not None:
             why = "cross-attention"
+        elif why is None and getattr(self, "pruned_heads", None):
+            why = "pruned heads"
+        elif why is None and at is not None and not memoized("positions", at, "t5", lambda: _in_a_row(at)):
+            why = "positions that do not follow one another"
         if why is None and self.implementation() not in ("eager", "sdpa"):
             why = f"an attention implementation that masks otherwise, {self.implementation()!r}"
+        if why is None and isinstance(mask, Tensor) and mask.dtype == torch.bool and self.implementation() == "eager":
+            why = "a bool mask, which eager attention adds to scores"
         return why
 
     def implementation(self: Any) -> str:
@@ -65,10 +76,14 @@ class Buckets(Accelerated):
         length = x.size(1)
         q, k, v = (split_heads(f(x), width=self.key_value_proj_dim) for f in (self.q, self.k, self.v))
         seen: Any = 0
+        positions = kwargs.get("cache_position")
         if cache is not None:
             seen = cache.get_seq_length(self.layer_idx)
             seen = seen.clone() if isinstance(seen, Tensor) else seen  # a static cache counts in place
-            k, v = getattr(cache, "self_attention_cache", cache).update(k, v, self.layer_idx)
+            more = () if positions is None else ({"cache_position": positions},)
+            k, v = getattr(cache, "self_attention_cache", cache).update(k, v, self.layer_idx, *more)
+        if positions is not None:
+            seen = positions[0]
         check_keys(mask, k.size(2))
         causal = (
             mask is None
@@ -93,26 +108,50 @@ class Buckets(Accelerated):
 
 
 class T5(SharesBias, Buckets):
+    """T5's attention, and that of its copies.
+
+    Attributes:
+        returns_cache: whether the original returns its cache before its biases, until 4.53.
+    """
+
     blocks, inner = "block", "layer.0.SelfAttention"
+    returns_cache: ClassVar[bool] = False
+
+    def __init_subclass__(cls: Any, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        code = inspect.unwrap(cls.original.forward).__code__
+        cls.returns_cache = "past_key_value" in code.co_varnames and "EncoderDecoderCache" not in code.co_names
 
     def forward(
         self: Any, hidden_states: Tensor, mask: Tensor | None = None, key_value_states: Tensor | None = None,
         position_bias: Tensor | None = None, past_key_values: Any = None, cache: Any = None, **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-        why = self.why_original(hidden_states, key_value_states, kwargs)
+    ) -> tuple[Tensor | None, ...] | str:  # fmt: skip
+        why = self.why_original(hidden_states, key_value_states, mask, kwargs)
         why = why or self.why_no_bias(position_bias, self.has_relative_attention_bias)
-        held = cache if past_key_values is None else past_key_values
+        held = _first(past_key_values, cache, kwargs.get("past_key_value"))
+        if (
+            self.returns_cache
+            and "cache_position" not in self.arguments
+            and (held is not None or kwargs.get("use_cache"))
+        ):
+            why = why or "a cache that is a tuple, in releases before 4.46"
         bounds = interface_bounds(why, mask, hidden_states.size(1) if held is None else None)
         if isinstance(bounds, str):
-            named = {"past_key_values": past_key_values, "cache": cache}  # `cache` is the new name since 5.24
-            named = {name: x for name, x in named.items() if x is not None}
-            bias = position_bias
-            if bias is not None and bias.dim() == 2:
-                bias = all_pairs(bias, hidden_states.size(1)).unsqueeze(0)
-            out, made, weights = self.fall_back(bounds, hidden_states, mask, key_value_states, bias, **named, **kwargs)
-            return out, made if position_bias is None else position_bias, weights
+            return bounds
         out, bias = self.answer(hidden_states, bounds, mask, position_bias, held, kwargs)
-        return out, bias, None
+        if self.returns_cache:
+            return out, held, bias
+        return (out, bias) if self.adds_mask() else (out, bias, None)
+
+    def adds_mask(self: Any) -> bool:
+        """Whether the original is of a release before 5.15: the first layer adds the mask to the
+        biases that it passes on, and layers return no weights that were not asked for."""
+        return "output_attentions" in self.arguments
+
+    def expanded(self: Any, bias: Tensor, given: dict[str, Any]) -> Tensor:
+        pairs = all_pairs(bias, given["hidden_states"].size(1)).unsqueeze(0)
+        mask = given.get("mask")
+        return pairs if mask is None or not self.adds_mask() else pairs + mask[..., : pairs.size(-1)]
 
 
 class UMT5(Buckets):
@@ -120,8 +159,8 @@ class UMT5(Buckets):
         self: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None, cache: Any = None,
         attention_mask: Tensor | None = None, **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None] | str:  # fmt: skip
-        held = kwargs.get("past_key_values") if cache is None else cache  # the name of `cache` before 5.24
-        why = self.why_original(hidden_states, encoder_hidden_states, kwargs)
+        held = _first(cache, kwargs.get("past_key_values"), kwargs.get("past_key_value"))
+        why = self.why_original(hidden_states, encoder_hidden_states, attention_mask, kwargs)
         if why is None and not self.has_relative_attention_bias:
             why = "no table of biases"
         bounds = interface_bounds(why, attention_mask, hidden_states.size(1) if held is None else None)
@@ -140,12 +179,14 @@ class LongT5Local(SharesBias):
     def forward(
         self: Any, hidden_states: Tensor, mask: Any = None, position_bias: Tensor | None = None,
         output_attentions: bool = False,
-    ) -> tuple[Any, ...]:  # fmt: skip
+    ) -> tuple[Any, ...] | str:  # fmt: skip
         dropout_p = float(self.dropout) if self.training else 0.0
         length, radius = hidden_states.size(1), self.local_radius
         why = self.why_not_kernel(hidden_states, dropout_p)
         if attentions_wanted(self, {"output_attentions": output_attentions}):  # the caller unpacks them
             why = "attention weights asked for"
+        elif getattr(self, "pruned_heads", None):
+            why = "pruned heads"
         why = why or self.why_no_bias(position_bias, self.has_relative_attention_bias)
         if why is None and (mask is None or mask.dim() != 5):
             why = "no mask of blocks: a query sees all of three blocks"
@@ -153,11 +194,7 @@ class LongT5Local(SharesBias):
             "mask", mask, (length, radius), lambda: blocked_bounds(mask[:, 0] > 0, self.block_len, length)
         )
         if bounds is None or isinstance(bounds, str):
-            bias = position_bias
-            if bias is not None and bias.dim() == 2:
-                bias = _pairs_in_blocks(bias, mask, radius)
-            found: Any = self.fall_back(bounds or "a mask with holes", hidden_states, mask, bias, output_attentions)
-            return found if position_bias is None else (found[0], position_bias, *found[2:])
+            return bounds or "a mask with holes"
         q, k, v = (split_heads(f(hidden_states), width=self.key_value_proj_dim) for f in (self.q, self.k, self.v))
         if position_bias is None:
             position_bias = _biases(self, torch.arange(-radius, radius + 1, device=q.device))
@@ -166,6 +203,19 @@ class LongT5Local(SharesBias):
             window=intersect((radius, radius), self.setting("window")), dropout_p=dropout_p,
         )  # fmt: skip
         return self.o(merge_heads(out)), position_bias
+
+    def expanded(self: Any, bias: Tensor, given: dict[str, Any]) -> Tensor:
+        return _pairs_in_blocks(bias, given.get("mask"), self.local_radius)
+
+
+def _first(*values: Any) -> Any:
+    """Return the first value that is not None: of the names that a cache has in releases."""
+    return next((x for x in values if x is not None), None)
+
+
+def _in_a_row(positions: Tensor) -> bool:
+    message = "cache_position must have positions that follow one another"
+    return condition_met((positions.diff() == 1).all(), message)
 
 
 def _biases(module: Any, distances: Tensor) -> Tensor:

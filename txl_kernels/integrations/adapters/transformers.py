@@ -96,6 +96,7 @@ class HFConformer(Accelerated):
     """
 
     needs = ("linear_q", "linear_out", "position_embeddings_type", "num_heads", "head_size")
+    reads = ("output_attentions",)
 
     @staticmethod
     def sample_length(module: Any) -> int:
@@ -116,7 +117,7 @@ class HFConformer(Accelerated):
         dropout_p = float(self.dropout.p) if self.training else 0.0
         why = why_not_interface(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
         boolean = isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.bool
-        if boolean and implementation_of(self) == "eager":
+        if boolean and implementation_of(self) in (None, "eager"):
             why = why or "a bool mask, which eager attention adds to scores"
         bounds = interface_bounds(why, attention_mask, hidden_states.size(1))
         if isinstance(bounds, str):

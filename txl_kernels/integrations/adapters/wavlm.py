@@ -44,20 +44,19 @@ class WavLM(Gated):
     on them have no effect. Here, too, they are read and not called."""
 
     blocks, inner = "layers", "attention"
+    reads = ("output_attentions",)
     needs = ("gru_rel_pos_const", "gru_rel_pos_linear", "num_buckets", "max_distance", "q_proj", "out_proj")
 
     def forward(
         self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, position_bias: Tensor | None = None,
         index: int = 0, **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | None, Tensor | None] | str:  # fmt: skip
         dropout_p = float(self.dropout) if self.training else 0.0
         why = why_not_interface(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
         why = why or self.why_no_bias(position_bias, hasattr(self, "rel_attn_embed"))
         bounds = bounds_or_reason(why, attention_mask, is_one, keys=hidden_states.size(1))
         if isinstance(bounds, str):
-            bias = _for_each_row(position_bias, *hidden_states.shape[:2])
-            found = self.fall_back(bounds, hidden_states, attention_mask, bias, index, **kwargs)
-            return found if position_bias is None else (found[0], found[1], position_bias)
+            return bounds
         if position_bias is None:
             position_bias = _biases(self, self.rel_attn_embed, hidden_states.size(1), hidden_states)
         heads = self.num_heads
@@ -68,6 +67,10 @@ class WavLM(Gated):
         gate = _gate(self.gru_rel_pos_linear(split_heads(hidden_states, heads)), self.gru_rel_pos_const)
         out = self.attend_gated(q, k, v, position_bias, gate, bounds, dropout_p)
         return F.linear(merge_heads(out), self.out_proj.weight, self.out_proj.bias), None, position_bias
+
+    def expanded(self: Any, bias: Tensor, given: dict[str, Any]) -> Tensor:
+        batch, length = given["hidden_states"].shape[:2]
+        return _for_each_row(bias, batch, length)
 
 
 class BEATs(Gated):
@@ -82,7 +85,7 @@ class BEATs(Gated):
         incremental_state: Any = None, need_weights: bool = True, static_kv: bool = False,
         attn_mask: Tensor | None = None, before_softmax: bool = False, need_head_weights: bool = False,
         position_bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | None, Tensor | None] | str:  # fmt: skip
         dropout_p = dropout_of(self.dropout_module)
         why = self.why_not_kernel(query, dropout_p)
         if before_softmax or ((need_weights or need_head_weights) and self.setting("weights") == "fallback"):
@@ -93,12 +96,7 @@ class BEATs(Gated):
         hidden = key_padding_mask
         bounds = bounds_or_reason(why, hidden, is_zero, keys=query.size(0))
         if isinstance(bounds, str):
-            bias = _for_each_row(position_bias, query.size(1), query.size(0))
-            found = self.fall_back(
-                bounds, query, key, value, hidden, incremental_state, need_weights, static_kv,
-                attn_mask, before_softmax, need_head_weights, bias,
-            )  # fmt: skip
-            return found if position_bias is None else (found[0], found[1], position_bias)
+            return bounds
         if position_bias is None:
             position_bias = _biases(self, self.relative_attention_bias, query.size(0), query)
         q, k, v = (  # from [L, B, H * D]
@@ -108,6 +106,10 @@ class BEATs(Gated):
         gate = _gate(self.grep_linear(q), self.grep_a)
         out = self.attend_gated(q, k, v, position_bias, gate, bounds, dropout_p)
         return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None, position_bias
+
+    def expanded(self: Any, bias: Tensor, given: dict[str, Any]) -> Tensor:
+        length, batch = given["query"].shape[:2]
+        return _for_each_row(bias, batch, length)
 
 
 def _gate(projected: Tensor, factor: Tensor) -> Tensor:
@@ -122,9 +124,9 @@ def _biases(module: Any, table: nn.Module, length: int, x: Tensor) -> Tensor:
     return biases.t()
 
 
-def _for_each_row(bias: Tensor | None, batch: int, length: int) -> Tensor | None:
+def _for_each_row(bias: Tensor, batch: int, length: int) -> Tensor:
     """Expand biases [H, T] to [B * H, L, L], as the originals expect them."""
-    return bias if bias is None or bias.dim() != 2 else all_pairs(bias, length).repeat(batch, 1, 1)
+    return all_pairs(bias, length).repeat(batch, 1, 1)
 
 
 def _why_not_beats(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
