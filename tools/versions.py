@@ -1,27 +1,30 @@
 """Tables of the models that `accelerate` takes, in releases of transformers and of other libraries.
 
-    python tools/versions.py FOLDER                         all releases of both tables
-    python tools/versions.py FOLDER transformers==4.57.6    these alone; a name without a release: the newest
-    python tools/versions.py FOLDER --write                 also writes them into docs/how-to/accelerate.md
+    python tools/versions.py FOLDER [--write] [NAME==RELEASE ..]
 
-Each release is put into a folder in FOLDER by pip, without torch. A process for each release then
-compares small random models with accelerated copies of them: outputs in evaluation, outputs and
-gradients in training without dropout; with and without padding, with each attention implementation,
-and with a cache. Prints why a model is not taken, and the hashes of sources that no adapter knows.
-Exits with 1 if a value is wrong, or if a source is unknown for which an adapter computes the same.
+By default all releases of the tables; NAME alone is its newest release. `--write` puts the tables
+into docs/how-to/accelerate.md. Each release is put into a folder in FOLDER by pip, without torch.
+
+A process for each release compares small random models with accelerated copies of them: outputs in
+evaluation, outputs and gradients in training without dropout; with and without padding, with each
+attention implementation, with caches, and attention weights. Prints why a model is not taken, and
+the hashes of sources that no adapter knows. Exits with 1 if a value is wrong, if only a hash is
+missing, or if a release that is in no table has a model that is not taken.
 """
 
 import copy
 import dataclasses
+import datetime
 import importlib
 import inspect
 import json
 import os
+import random
 import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,8 @@ TRANSFORMERS = (
     "4.36.2", "4.40.2", "4.44.2", "4.46.3", "4.48.3", "4.51.3", "4.53.3", "4.55.4", "4.56.2", "4.57.6", "5.0.0",
     "5.2.0", "5.5.4", "5.9.0", "5.13.1", "5.15.1", "5.17.0", "5.19.0", "5.20.2", "5.22.2", "5.23.0", "5.24.0",
 )  # fmt: skip
+ON_PAGE = ("4.36.2", "4.46.3", "4.53.3", "4.55.4", "4.57.6", "5.0.0", "5.5.4", "5.13.1", "5.19.0", "5.23.0", "5.24.0")
+START, END = "<!-- versions: written by tools/versions.py -->", "<!-- end of versions -->"
 OTHERS = {
     "nemo-toolkit": ("1.23.0", "2.0.0", "2.2.1", "3.0.0"),
     "espnet": ("202209", "202301", "202402", "202412", "202509", "202511"),
@@ -45,7 +50,7 @@ KEYS = {
     "x": "left alone", ".": "not in the release", "?": "the original does not run", "W!": "a wrong value",
 }  # fmt: skip
 FAULTS = ("W!", "h")
-WEIGHTS = "attention weights asked for"  # a call that gets them from the original
+EXPECTED = re.compile("attention weights asked for|head_mask given|pruned heads|penalty")  # such calls fall back
 TOLERANCE = 3e-4
 SMALL = {"vocab_size": 40, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
          "relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, "decoder_start_token_id": 0,
@@ -127,7 +132,11 @@ def families() -> dict[str, Family]:
             return small.model_of(name, **options, **more)
 
         runs = {"whole": lambda m: [m(**whole)[0]], "padding": lambda m: small.valid_parts(m(**given)[0])}
-        return Family(make, runs, {} if name.startswith("Gemma") else {"weights": weights(**whole)})
+        steps = {} if name.startswith("Gemma") else {"weights": weights(**whole)}
+        if name in ("MPNet", "XLNet"):
+            heads = torch.tensor([[1.0, 0]] * (3 if name == "MPNet" else 2))
+            steps["head mask"] = lambda m: [m(**whole, head_mask=heads)[0]]
+        return Family(make, runs, steps)
 
     def xlnet() -> Family:
         family, tokens = encoder("XLNet"), small.arguments_of("XLNet")["input_ids"]
@@ -168,8 +177,8 @@ def families() -> dict[str, Family]:
         def forward(**given: Any) -> Run:
             return lambda m: [(out := m(**given, decoder_input_ids=targets)).logits, out.encoder_last_hidden_state]
 
-        def with_padding(m: Any) -> list[Any]:
-            logits, hidden = forward(**padded)(m)
+        def with_padding(m: Any, **given: Any) -> list[Any]:
+            logits, hidden = forward(**padded, **given)(m)
             return [logits, hidden[0], hidden[1, :20]]
 
         def static(m: Any) -> list[Any]:
@@ -177,7 +186,14 @@ def families() -> dict[str, Family]:
             m.generation_config.eos_token_id = None
             return list(m.generate(**padded, **more, cache_implementation="static").scores)
 
-        more = {"cache": steps, "weights": weights(**padded, decoder_input_ids=targets)}
+        def pruned(m: Any) -> list[Any]:
+            m = copy.deepcopy(m)
+            next(m.encoder.block[1].layer[0].children()).prune_heads({1})
+            return with_padding(m)
+
+        more = {"cache": steps, "weights": weights(**padded, decoder_input_ids=targets), "pruned heads": pruned}
+        heads = torch.tensor([[1.0, 0, 1, 1], [0, 1, 1, 1]])
+        more["head mask"] = lambda m: with_padding(m, head_mask=heads)
         more |= {} if prefix == "Pop2Piano" else {"static cache": static}
         return Family(make, {"whole": forward(**source), "padding": with_padding}, more)
 
@@ -252,7 +268,7 @@ def families() -> dict[str, Family]:
         "mT5": seq2seq("mt5", "MT5"),
         "UMT5": seq2seq("umt5", "UMT5"),
         "Switch": seq2seq("switch_transformers", "SwitchTransformers", num_experts=2, num_decoder_layers=2,
-                          num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, router_jitter_noise=0.0, expert_capacity=40),
+                          num_sparse_encoder_layers=1, num_sparse_decoder_layers=1, expert_capacity=40),
         "LongT5 local": seq2seq("longt5", "LongT5", encoder_attention_type="local", local_radius=6),
         "Pop2Piano": seq2seq("pop2piano", "Pop2Piano"),
         "WavLM": encoder("WavLM"),
@@ -271,14 +287,22 @@ def families() -> dict[str, Family]:
 
 def layers(name: str) -> dict[str, Family]:
     """Return the layers of another library, with the masks that its encoders make."""
-    from layer_helpers import WITHOUT_MASKS
+    from layer_helpers import NO_GRADIENTS, WITHOUT_MASKS
 
-    from implementations.peer_cases import MAKERS, make
+    from implementations.peer_cases import MAKERS, make, sinusoids
 
     names = {"nemo-toolkit": ("nemo", "nemo sdpa", "nemo local", "nemo transformer"),
              "espnet": ("espnet", "espnet zero_triu", "espnet legacy", "espnet transducer", "espnet beats"),
              "speechbrain": ("speechbrain", "speechbrain beats"), "modelscope": ("modelscope zipenhancer",),
              "funasr": ("funasr", "funasr legacy", "funasr chunk")}[name]  # fmt: skip
+
+    def cached(m: Any) -> list[Any]:
+        """A step of NeMo's streaming, with 20 frames in its cache."""
+        import torch
+
+        m.cache_drop_size = 0
+        frames, held = (torch.randn(3, n, 64, generator=torch.Generator().manual_seed(n)) for n in (25, 20))
+        return list(m(frames, frames, frames, None, sinusoids(44, -44, 64), held))
 
     def family(layer: str) -> Family:
         options = {"sdpa": True} if layer == "nemo sdpa" else {}
@@ -299,7 +323,9 @@ def layers(name: str) -> dict[str, Family]:
 
             return outputs
 
-        return Family(lambda _: make(maker, "none", **options).module, {mask: run(mask) for mask in masks})
+        runs = {mask: run(mask) for mask in masks}
+        trained, steps = ({}, runs) if maker in NO_GRADIENTS else (runs, {"cache": cached} if maker == "nemo" else {})
+        return Family(lambda _: make(maker, "none", **options).module, trained, steps)
 
     return {layer: family(layer) for layer in names}
 
@@ -335,6 +361,7 @@ def measured(model: Any, family: Family) -> dict[str, dict[str, Any]]:
         for label, run in runs.items():
             model.train(mode == "training").zero_grad()
             torch.manual_seed(1)
+            random.seed(1)
             try:
                 with torch.set_grad_enabled(mode == "training"):
                     out = run(model)
@@ -352,8 +379,8 @@ def measured(model: Any, family: Family) -> dict[str, dict[str, Any]]:
 
 
 def difference(want: dict[str, dict[str, Any]], got: dict[str, dict[str, Any]]) -> str | None:
-    """Return where values differ, relative to the largest of each tensor, or None. A gradient that is
-    zero but for rounding is measured by those of the other parameters."""
+    """Return where values differ, relative to the largest of each tensor, or None. A gradient that
+    is zero but for rounding is measured by those of the other parameters."""
     for run, values in want.items():
         if run not in got:
             return f"{run}: does not run"
@@ -370,8 +397,8 @@ def difference(want: dict[str, dict[str, Any]], got: dict[str, dict[str, Any]]) 
 
 
 def attempt(model: Any, family: Family, want: dict[str, dict[str, Any]]) -> tuple[Any, str, str | None]:
-    """Accelerate a copy of a model; return the report, why its original code answered calls, and how
-    its values differ."""
+    """Accelerate a copy of a model; return the report, why its original code answered calls, and
+    how its values differ."""
     from txl_kernels.integrations import accelerate
 
     other = copy.deepcopy(model)
@@ -380,7 +407,7 @@ def attempt(model: Any, family: Family, want: dict[str, dict[str, Any]]) -> tupl
         why = difference(want, measured(other, family))
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
-    fallbacks = "; ".join(f"{n} x {reason}" for reason, n in report.fallbacks.items() if reason != WEIGHTS)
+    fallbacks = "; ".join(f"{n} x {reason}" for reason, n in report.fallbacks.items() if not EXPECTED.search(reason))
     return report, fallbacks, why
 
 
@@ -403,7 +430,7 @@ def cell(family: Family) -> tuple[str, str]:
             if not all(x.isfinite().all() for values in want.values() for x in values.values()):
                 raise ValueError("its values are not finite")
         except Exception as error:  # an implementation that the model does not have, for example
-            missing = isinstance(error, (ModuleNotFoundError, AttributeError))
+            missing = isinstance(error, (ModuleNotFoundError, AttributeError)) or "unexpected keyword" in str(error)
             if implementation is None:
                 return "." if missing else "?", f"{type(error).__name__}: {error}"
             continue
@@ -429,7 +456,6 @@ def work(name: str) -> None:
     """Print the cells and the unknown hashes of the release that is on the path, as JSON."""
     import torch
 
-    from implementations import bare_peers
     from txl_kernels.integrations import peers, source_hash
 
     torch.set_num_threads(1)
@@ -445,7 +471,7 @@ def work(name: str) -> None:
         if peer.distribution != name:
             continue
         try:
-            original = bare_peers.original(peer)
+            original = peer.original()
         except (ImportError, AttributeError):
             continue
         if peer.unknown_source(original) is not None:
@@ -453,18 +479,67 @@ def work(name: str) -> None:
     print(json.dumps({"cells": cells, "hashes": hashes}))
 
 
-def table(root: Path, name: str, releases: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each release with what `work` printed of it."""
-    for release in releases:
-        folder = get(root, name, release)
+def results(root: Path, name: str, releases: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each release with what `work` printed of it; "" is the newest release."""
+    for wanted in releases:
+        folder = get(root, name, wanted)
+        (metadata,) = folder.glob(f"{name.replace('-', '?')}-*.dist-info")
+        release = wanted or metadata.name.removesuffix(".dist-info").rpartition("-")[2]
         path = [str(folder), str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests" / "integrations")]
         env = os.environ | {"PYTHONPATH": os.pathsep.join(path), "PEERS": str(folder), "HF_HUB_OFFLINE": "1"}
-        done = subprocess.run([sys.executable, __file__, "--work", name], env=env, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run([sys.executable, __file__, "--work", name], env=env, capture_output=True, text=True)
         if done.returncode != 0:
-            sys.exit(f"{name} {release}: the process failed")
+            sys.exit(f"{name} {release}: the process failed:\n{done.stderr}")
         yield release, json.loads(done.stdout.splitlines()[-1])
+
+
+def markdown(name: str, found: dict[str, dict[str, Any]], releases: Iterable[str]) -> str:
+    """Return the table of a library's releases."""
+    shown = [release for release in releases if release in found]
+    rows = list(dict.fromkeys(row for release in shown for row in found[release]["cells"]))
+    lines = [[name, *shown], ["---"] * (len(shown) + 1)]
+    lines += [[row, *(found[release]["cells"].get(row, ["."])[0] for release in shown)] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def is_fault(name: str, release: str, key: str) -> bool:
+    """Whether a cell is wrong, lacks a hash, or is not taken although the release is new."""
+    known = TRANSFORMERS if name == "transformers" else OTHERS[name]
+    return key in FAULTS or (release not in known and key not in ("R", "."))
+
+
+def main(folder: Path, wanted: Sequence[str], write: bool) -> int:
+    asked: dict[str, list[str]] = {}
+    for name, _, release in (x.partition("==") for x in wanted):
+        asked.setdefault(name, []).append(release)
+    everything = {"transformers": TRANSFORMERS} | OTHERS
+    tables, faults = {}, 0
+    for name, releases in (asked or everything).items():
+        found: dict[str, dict[str, Any]] = {}
+        for release, result in results(folder, name, releases):
+            found[release] = result
+            for row, (key, reason) in result["cells"].items():
+                faults += is_fault(name, release, key)
+                if key not in ("R", "."):
+                    print(f"{name} {release}, {row}: {key} ({KEYS[key]}): {reason}", flush=True)
+            for peer, code in result["hashes"].items():
+                print(f'{name} {release}, source unknown: {peer} "{release}": "{code}"', flush=True)
+        tables[name] = found
+        print(markdown(name, found, found), flush=True)
+    if write:
+        text = PAGE.read_text(encoding="utf-8")
+        before, _, rest = text.partition(START)
+        parts = [f"`python tools/versions.py FOLDER --write`, {datetime.datetime.now(datetime.UTC).date()}."]
+        parts += [markdown(name, found, ON_PAGE if name == "transformers" else found) for name, found in tables.items()]
+        body = "\n\n".join(parts)
+        PAGE.write_text(f"{before}{START}\n\n{body}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--work"]:
         work(sys.argv[2])
+    elif len(sys.argv) < 2:
+        sys.exit(__doc__)
+    else:
+        sys.exit(main(Path(sys.argv[1]), [x for x in sys.argv[2:] if x != "--write"], "--write" in sys.argv))

@@ -122,7 +122,10 @@ def _why_not_4(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
 
 
 PEERS = (
-    peer("Gemma3nAudio", "gemma3n.Gemma3nAudioAttention", Gemma3n, {"5.23.0": "cb301cf675570f72"}),
-    peer("Gemma4Audio", "gemma4.Gemma4AudioAttention", Gemma4, {"5.24.0": "bf5d5b92ff3a6187"},
+    peer("Gemma3nAudio", "gemma3n.Gemma3nAudioAttention", Gemma3n,
+         {"4.53.3": "b33f7b948cdd1e2a", "5.0.0": "302dc990265aea62", "5.15.1": "cb301cf675570f72"}),
+    peer("Gemma4Audio", "gemma4.Gemma4AudioAttention", Gemma4,
+         {"5.5.4": "cda99ae4abca0b79", "5.13.1": "477ddccabe048a70", "5.15.1": "4143f123462945fe",
+          "5.20.2": "bf5d5b92ff3a6187"},
          why_not_module=_why_not_4),
 )  # fmt: skip

@@ -275,8 +275,12 @@ def _keys_of(distances: Tensor) -> CachedKeys | None:
 
 
 PEERS = (
-    peer("Inkling", "inkling.InklingAttention", Inkling, {"5.24.0": "c3d63e2a612eb0e5"}),
-    peer("InklingText", "inkling.InklingTextModel", TextModel, {"5.24.0": "bab213df58729231"}),
+    peer("Inkling", "inkling.InklingAttention", Inkling,
+         {"5.15.1": "d268455d49756c28", "5.17.0": "16e78d3ad87d33c1", "5.22.2": "4bdbbd16ee6d5ce2",
+          "5.24.0": "c3d63e2a612eb0e5"}),
+    peer("InklingText", "inkling.InklingTextModel", TextModel,
+         {"5.15.1": "0aa44009a140a0a1", "5.17.0": "dd2b28992f355fa7", "5.19.0": "96a458bc1aa97126",
+          "5.22.2": "786301cadfd0507b", "5.23.0": "f919cd8c4020aeca", "5.24.0": "bab213df58729231"}),
     peer("InklingMultimodal", "inkling.InklingModel", TextModel, {"5.24.0": "e602f1f1a5e5d691"}),
     peer("Inkling2Sliding", "inkling2.Inkling2SlidingAttention", Sliding, {"5.24.0": "fb32c8af326d4744"}),
     peer("Inkling2Full", "inkling2.Inkling2FullAttention", Full, {"5.24.0": "e6d129edb2e4df41"}),

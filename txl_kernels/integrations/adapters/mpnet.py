@@ -70,6 +70,10 @@ class MPNetBiases(Accelerated):
 
 
 PEERS = (
-    peer("MPNet", "mpnet.MPNetSelfAttention", MPNet, {"5.24.0": "d4a5427e2e0e04d0"}),
-    peer("MPNetBiases", "mpnet.MPNetEncoder", MPNetBiases, {"5.24.0": "c3e57bd4f645d35e"}),
-)
+    peer("MPNet", "mpnet.MPNetSelfAttention", MPNet,
+         {"4.36.2": "cda54d4e735de2f5", "4.55.4": "31edaaa9ddf4be46", "5.0.0": "4106bad7c79a500f",
+          "5.5.4": "d4a5427e2e0e04d0"}),
+    peer("MPNetBiases", "mpnet.MPNetEncoder", MPNetBiases,
+         {"4.36.2": "0a7a3373a5898bbe", "4.55.4": "85a6665518aad7b3", "5.0.0": "26457ba65277001f",
+          "5.5.4": "2faee07841c4f36b", "5.19.0": "c3e57bd4f645d35e"}),
+)  # fmt: skip

@@ -210,10 +210,11 @@ def _without_positions(module: nn.Module, ancestors: Sequence[nn.Module]) -> str
 
 PEERS = (
     Peer("NeMoRelPosition", "nemo.collections.asr.parts.submodules.multi_head_attention.RelPositionMultiHeadAttention",
-         NeMo, "nemo-toolkit", {"3.0.0": "b8a68208ace94f4d"}),
+         NeMo, "nemo-toolkit", {"1.23.0": "344cf20c6a4fd74e", "2.0.0": "241bb0fc1a4944a0", "2.2.1": "b8a68208ace94f4d"}),
     Peer("NeMoLocal",
          "nemo.collections.asr.parts.submodules.multi_head_attention.RelPositionMultiHeadAttentionLongformer",
-         NeMoLocal, "nemo-toolkit", {"3.0.0": "9a9592235a79dedd"}, why_not_module=_has_global_tokens),
+         NeMoLocal, "nemo-toolkit",
+         {"1.23.0": "348f11e76953d0fd", "2.0.0": "d6467ea3c4876745", "2.2.1": "9a9592235a79dedd"}, why_not_module=_has_global_tokens),
     Peer("NeMoTransformer", "nemo.collections.asr.modules.transformer_encoder.MultiHeadAttention", NeMoTransformer,
          "nemo-toolkit", {"3.0.0": "f6db2c1058357dc5"}, why_nothing_to_do=_without_positions),
 )  # fmt: skip

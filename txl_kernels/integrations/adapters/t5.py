@@ -175,6 +175,11 @@ class LongT5Local(SharesBias):
 
     blocks, inner = "block", "layer.0.LocalSelfAttention"
     needs = ("q", "k", "v", "o", "key_value_proj_dim", "local_radius", "block_len", "relative_attention_max_distance")
+    returns_cache: ClassVar[bool] = False  # None, before the biases, until 4.53
+
+    def __init_subclass__(cls: Any, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.returns_cache = "present_key_value_state" in inspect.unwrap(cls.original.forward).__code__.co_varnames
 
     def forward(
         self: Any, hidden_states: Tensor, mask: Any = None, position_bias: Tensor | None = None,
@@ -202,7 +207,8 @@ class LongT5Local(SharesBias):
             q, k, v, None, None, None, bounds, r_bias=position_bias.to(q.dtype), zero_row=radius, scale=1.0,
             window=intersect((radius, radius), self.setting("window")), dropout_p=dropout_p,
         )  # fmt: skip
-        return self.o(merge_heads(out)), position_bias
+        none = (None,) if self.returns_cache else ()
+        return self.o(merge_heads(out)), *none, position_bias
 
     def expanded(self: Any, bias: Tensor, given: dict[str, Any]) -> Tensor:
         return _pairs_in_blocks(bias, given.get("mask"), self.local_radius)
@@ -248,15 +254,31 @@ def _why_not_global(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | 
 
 _CHECKS = {"why_not_module": T5.why_not_alone, "why_nothing_to_do": _cross_attention}
 PEERS = (
-    peer("T5", "t5.T5Attention", T5, {"5.23.0": "fe1088cb009f7b48", "5.24.0": "b71ea11c679bbb47"}, **_CHECKS),
-    peer("MT5", "mt5.MT5Attention", T5, {"5.23.0": "6d1e3bce068bec0c", "5.24.0": "b97397c624c1ecdb"}, **_CHECKS),
+    peer("T5", "t5.T5Attention", T5,
+         {"4.36.2": "863db93d9d9fcef9", "4.46.3": "6c57d8ae8065a671", "4.55.4": "9deec1282c1964c7",
+          "4.56.2": "61c2b559b76f64cb", "4.57.6": "f1b3ad046a76cd93", "5.0.0": "e813df4ea5ec13f9",
+          "5.5.4": "84805231e07c226c", "5.15.1": "fe1088cb009f7b48", "5.24.0": "b71ea11c679bbb47"}, **_CHECKS),
+    peer("MT5", "mt5.MT5Attention", T5,
+         {"4.36.2": "863db93d9d9fcef9", "4.46.3": "0f5976e9354b943b", "4.55.4": "dec9a0f003b0e601",
+          "4.56.2": "2357c249218c4101", "4.57.6": "0f86c16fc690fa64", "5.0.0": "9824235aa99ea925",
+          "5.5.4": "3baa30f05a94c41d", "5.15.1": "6d1e3bce068bec0c", "5.24.0": "b97397c624c1ecdb"}, **_CHECKS),
     peer("SwitchTransformers", "switch_transformers.SwitchTransformersAttention", T5,
-         {"5.24.0": "09316f819ba0a2dd"}, **_CHECKS),
-    peer("Pop2Piano", "pop2piano.Pop2PianoAttention", T5, {"5.24.0": "43997068faddbc6e"}, **_CHECKS),
-    peer("LongT5", "longt5.LongT5Attention", T5, {"5.24.0": "864392f4331222e4"}, **_CHECKS),
-    peer("LongT5Local", "longt5.LongT5LocalAttention", LongT5Local, {"5.24.0": "cdfdd9ae6c4fb750"},
+         {"4.36.2": "863db93d9d9fcef9", "4.46.3": "a9b9d6ba48d54cd1", "4.55.4": "6834a49396926220",
+          "4.56.2": "49ee2d3168bcc2f0", "4.57.6": "3d00c0c1d7467126", "5.15.1": "de37373a72fb1f8e",
+          "5.24.0": "09316f819ba0a2dd"}, **_CHECKS),
+    peer("Pop2Piano", "pop2piano.Pop2PianoAttention", T5,
+         {"4.36.2": "863db93d9d9fcef9", "4.46.3": "28a2e3d565cec466", "4.55.4": "1ca8c29404c2fe2f",
+          "4.56.2": "05163c2cfb6e993b", "4.57.6": "f878cdb9b6aa7a0f", "5.0.0": "ec2eb5fc489eea6b",
+          "5.5.4": "0f7c23ded02fc960", "5.15.1": "b6949c8f1e87250f", "5.24.0": "43997068faddbc6e"}, **_CHECKS),
+    peer("LongT5", "longt5.LongT5Attention", T5,
+         {"4.36.2": "863db93d9d9fcef9", "4.46.3": "afd0ad6d57af764b", "4.55.4": "4f63c14c217a72fa",
+          "4.56.2": "fb7af887ac275fb5", "4.57.6": "901d87ca64596f72", "5.0.0": "0f95070eebdf6ff8",
+          "5.5.4": "283ca20ef339f10a", "5.15.1": "3f69760353b2284a", "5.24.0": "864392f4331222e4"}, **_CHECKS),
+    peer("LongT5Local", "longt5.LongT5LocalAttention", LongT5Local,
+         {"4.36.2": "10a7a15522e7cb9b", "4.55.4": "52c6d9797800f1b7", "5.0.0": "cdfdd9ae6c4fb750"},
          why_not_module=LongT5Local.why_not_alone),
     peer("LongT5TransientGlobal", "longt5.LongT5TransientGlobalAttention", Accelerated,
          {"5.24.0": "55d08ca5fc6a2a84"}, why_not_module=_why_not_global),
-    peer("UMT5", "umt5.UMT5Attention", UMT5, {"5.24.0": "52a8175c2b58c9ad"}, why_nothing_to_do=_cross_attention),
+    peer("UMT5", "umt5.UMT5Attention", UMT5,
+         {"5.15.1": "999f9ee5f86568fb", "5.24.0": "52a8175c2b58c9ad"}, why_nothing_to_do=_cross_attention),
 )  # fmt: skip

@@ -142,7 +142,9 @@ def _without_positions(module: nn.Module, ancestors: Sequence[nn.Module]) -> str
 
 
 PEERS = (
-    peer("WavLM", "wavlm.WavLMAttention", WavLM, {"5.24.0": "d8618ff0f5a9a61c"}, why_not_module=WavLM.why_not_alone),
+    peer("WavLM", "wavlm.WavLMAttention", WavLM,
+         {"4.36.2": "b99e849db2c10b68", "5.17.0": "c61fadef4c77fff3", "5.19.0": "d8618ff0f5a9a61c"},
+         why_not_module=WavLM.why_not_alone),
     Peer("ESPnetBEATs", "espnet2.asr.encoder.beats_encoder.MultiheadAttention", BEATs, "espnet",
          {"202511": "68e6f07fda44b9b0"}, why_not_module=_why_not_beats, why_nothing_to_do=_without_positions),
     Peer("SpeechBrainBEATs", "speechbrain.lobes.models.beats.MultiheadAttention", BEATs, "speechbrain",
