@@ -214,7 +214,8 @@ PEERS = (
     Peer("NeMoLocal",
          "nemo.collections.asr.parts.submodules.multi_head_attention.RelPositionMultiHeadAttentionLongformer",
          NeMoLocal, "nemo-toolkit",
-         {"1.23.0": "348f11e76953d0fd", "2.0.0": "d6467ea3c4876745", "2.2.1": "9a9592235a79dedd"}, why_not_module=_has_global_tokens),
+         {"1.23.0": "348f11e76953d0fd", "2.0.0": "d6467ea3c4876745", "2.2.1": "9a9592235a79dedd"},
+         why_not_module=_has_global_tokens),
     Peer("NeMoTransformer", "nemo.collections.asr.modules.transformer_encoder.MultiHeadAttention", NeMoTransformer,
          "nemo-toolkit", {"3.0.0": "f6db2c1058357dc5"}, why_nothing_to_do=_without_positions),
 )  # fmt: skip
