@@ -166,7 +166,7 @@ LEFT_ALONE: dict[str, tuple[Maker, str]] = {
     **{f"{name}'s class, {method}": (replaced(name, method, True), f".*{method} is not that of its source: it was replaced")
        for name, method in REPLACED},
     "float64": (lambda m: make("nemo").module.double(), "no kernel for torch.float64 on cpu"),
-    "other release": (unknown_source, r"source unknown \(espnet 202511, hash [0-9a-f]{16}\); tested: espnet 202209, "),
+    "other release": (unknown_source, r"source unknown \(espnet 202511, hash [0-9a-f]{16}\); tested: espnet 202511"),
     **{f"other {helper}": (other_helper(name, helper), "source unknown") for name, helper in
        (("nemotron", "eager_attention_forward"), ("rllib", "RelativePositionEmbedding"))},
     "LongT5's global attention": (new("longt5", "LongT5TransientGlobalAttention", "LongT5Config", d_model=32, num_heads=4),

@@ -81,7 +81,7 @@ def with_gain() -> type[nn.Module]:
 
 
 def test_a_layer_with_one_more_argument(registered: None) -> None:
-    """As the layers of older releases, which take masks of heads."""
+    """A layer of an older release, which takes a mask of heads, is such a case."""
     module, x, encodings = case_of("espnet").module, torch.randn(3, 45, 64), torch.randn(1, 89, 64)
     module.__class__ = with_gain()
     register_copy(type(module), of="ESPnetRelPosition")

@@ -161,7 +161,7 @@ PEERS = (
     Peer("FunASRLegacyRelPosition", "funasr.models.transformer.attention.LegacyRelPositionMultiHeadedAttention",
          ESPnetLegacy, "funasr", {"1.0.30": "a0fed56b91fc43d8", "1.4.16": "6819d019dc601b45"}),
     Peer("FunASRChunk", "funasr.models.transformer.attention.RelPositionMultiHeadedAttentionChunk", ESPnetTransducer,
-         "funasr", {"1.4.16": "664e042f54d49cf8"}),
+         "funasr", {"1.0.30": "27f7575a496d4222", "1.4.16": "664e042f54d49cf8"}),
     Peer("ESPnetTransducer", "espnet2.asr_transducer.encoder.modules.attention.RelPositionMultiHeadedAttention",
          ESPnetTransducer, "espnet", {"202301": "27f7575a496d4222"}),
 )  # fmt: skip
