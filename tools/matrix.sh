@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The package's wheel, one for each Python, under every torch given: kernels and layers, on a CPU.
-# usage: tools/matrix.sh PYTHON:TORCH ...    as in tools/matrix.sh 3.11:2.6.0 3.11:2.13.0 3.13:2.10.0
+# usage: tools/matrix.sh PYTHON:TORCH ...    as in tools/matrix.sh 3.11:2.6.0 3.11:2.13.0 3.13: (the newest torch)
 # Needs those interpreters (pythonX.Y on the PATH), a C++ compiler and the registry. A torch with CUDA takes 6 GB in
 # $TMPDIR until its turn is over. TESTS names other files of tests. Prints a line for each, says what failed, and exits
 # with 1 if one did.
@@ -20,7 +20,7 @@ one() { # PYTHON TORCH: installs, imports, tests; the last line of its output sa
   local bin="$work/env/bin" dist="$work/dist-$1"
   "python$1" -m venv "$work/env"
   [ -d "$dist" ] || TXL_KERNELS_CUDA=off "$bin/pip" wheel -q --no-deps --no-cache-dir -w "$dist" .
-  "$bin/pip" install -q --no-cache-dir "torch==$2"
+  "$bin/pip" install -q --no-cache-dir "torch${2:+==$2}"
   "$bin/pip" install -q "$dist"/*.whl "setuptools>=77" pytest pytest-xdist pytest-benchmark hypothesis
   cd "$work/tree"
   "$bin/python" -W error -c "import torch, txl_kernels, txl"

@@ -164,7 +164,8 @@ def _fastspeech2(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout
 
 
 def _nemo(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float, sdpa: bool = False) -> PeerCase:
-    module = bare.nemo().RelPositionMultiHeadAttention(s.heads, s.d, dropout, None, None, use_pytorch_sdpa=sdpa)
+    more = {"use_pytorch_sdpa": True} if sdpa else {}  # which releases before 2.1 do not have
+    module = bare.nemo().RelPositionMultiHeadAttention(s.heads, s.d, dropout, None, None, **more)
     full = _square(seen, s)
     mask = None if full is None else ~(full & real.unsqueeze(2))
     encodings = sinusoids(s.T - 1, 1 - s.T, s.d)

@@ -38,10 +38,14 @@ class Accelerated:
         skips: names of submodules that the original calls and the adapter does not. Each must be
             exactly of a known class, with the class' own forward and without hooks, else the
             original runs.
+        reads: names of arguments that the adapter's method takes from its **kwargs, or that do not
+            change the result. If the original's method has others that the adapter's has not, a
+            call that gives them another value than their default runs the original.
         forwards: the known classes of such submodules, with their forwards: some of torch's, and
             those in the original's module that its code names.
         replaced: the original's method that the adapter's replaces. If the class has another now,
             the original runs.
+        arguments: the names of this method's parameters, but for self.
         beside: the module that defines this method, for the functions that it calls.
         omitted: names of submodules that a trial's copy of a module leaves out.
         trial_settings: settings of a trial's copy, beside those of `settings_from`.
@@ -52,8 +56,10 @@ class Accelerated:
     method: ClassVar[str] = "forward"
     needs: ClassVar[tuple[str, ...]] = ()
     skips: ClassVar[tuple[str, ...]] = ()
+    reads: ClassVar[tuple[str, ...]] = ()
     forwards: ClassVar[Mapping[type, Any]] = {}
     replaced: ClassVar[Any] = None
+    arguments: ClassVar[tuple[str, ...]] = ()
     beside: ClassVar[Any] = None
     omitted: ClassVar[tuple[str, ...]] = ()
     trial_settings: ClassVar[Mapping[str, Any]] = {}
@@ -120,6 +126,10 @@ class Accelerated:
         self.check_fallback(why)
         self.count_fallback(why)
         return getattr(self.original, self.method)(self, *args, **kwargs)
+
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call of the original's method by name."""
+        return dict(zip(self.arguments, args, strict=False)) | kwargs
 
     def check_fallback(self, why: str) -> None:
         """Check that the original code may answer a call, as `fall_back` describes."""

@@ -10,7 +10,8 @@ import functools
 import inspect
 import pkgutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from inspect import Parameter
 from typing import Any
 
 from torch import nn
@@ -142,10 +143,11 @@ def accelerated_class(peer: Peer, original: type) -> type:
     made: list[Any] = original.__subclasses__()
     found: Any = next((x for x in made if x.__name__ == name and issubclass(x, peer.adapter)), None)
     if found is None:
-        ours = _falling_back(getattr(peer.adapter, method), theirs)
+        ours = _falling_back(peer.adapter, theirs)
         found = type(name, (peer.adapter, original), {"__module__": __name__, "original": original, method: ours})
     # Anew in each call: patches of classes may have been undone, and peers registered again.
     found.peer, found.replaced = peer, theirs
+    found.arguments = tuple(inspect.signature(theirs).parameters)[1:]
     found.forwards = {kind: kind.forward for kind in _known_parts(peer, original)}
     found.beside = module_of(next(kind for kind in original.__mro__ if method in vars(kind)))
     return found  # type: ignore[no-any-return]
@@ -170,37 +172,68 @@ def _known_parts(peer: Peer, original: type) -> list[Any]:
     return found
 
 
-def _falling_back(ours: Any, theirs: Any) -> Any:
+def _falling_back(adapter: type[Accelerated], theirs: Any) -> Any:
     """Return a method that calls the original if an adapter's method returns a reason, or if
     torch.fx.symbolic_trace traces the call. It shows the original's signature, by whose names
     others call it: torch.export, for example, and transformers' Trainer."""
+    ours = getattr(adapter, adapter.method)
+    by_name = _by_name(adapter, ours, theirs)
 
     @functools.wraps(ours)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(x, Proxy) for x in (*args, *kwargs.values())):
             return self.fall_back(EXPORTED, *args, **kwargs)
         state = self.__dict__[STATE]
-        if "tried" in state:
-            return _call_tried(ours, state, self, args, kwargs)
         if "trial" in state:
             state["trial"].append((args, kwargs))
-        result = ours(self, *args, **kwargs)
+        tried, refused = state.get("tried"), state.get("refused")
+        if tried is not None:
+            refused.set(tried.why_not(self, args, kwargs))  # for `why_not_kernel`
+        try:
+            result = ours(self, *args, **kwargs) if by_name is None else by_name(self, args, kwargs)
+        finally:
+            if tried is not None:
+                refused.set(None)
         return self.fall_back(result, *args, **kwargs) if isinstance(result, str) else result
 
     method.__signature__ = inspect.signature(theirs)  # type: ignore[attr-defined]
     return method
 
 
-def _call_tried(ours: Any, state: dict[str, Any], self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call an adapter's method for a class that was taken after a trial. In calls of another kind
-    than the trial's, `why_not_kernel` returns the reason."""
-    refused = state["refused"]
-    refused.set(state["tried"].why_not(self, args, kwargs))
-    try:
-        result = ours(self, *args, **kwargs)
-    finally:
-        refused.set(None)
-    return self.fall_back(result, *args, **kwargs) if isinstance(result, str) else result
+def _by_name(adapter: type[Accelerated], ours: Any, theirs: Any) -> Callable[..., Any] | None:
+    """Return a function of (self, args, kwargs) that calls an adapter's method where the original's
+    has other parameters: by name, without those that the adapter does not know and that have their
+    defaults. If they have others, it returns the reason. Return None where nothing differs."""
+    own, other = (list(inspect.signature(f).parameters.values())[1:] for f in (ours, theirs))
+    kinds = [{parameter.kind for parameter in found} for found in (own, other)]
+    if any(Parameter.VAR_POSITIONAL in found for found in kinds):
+        return None
+    takes_any, gives_any = (Parameter.VAR_KEYWORD in found for found in kinds)
+    named = {x.name: x.default for x in other if x.kind not in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)}
+    known = {*(x.name for x in own), *adapter.reads}
+    order = tuple(x.name for x in other if x.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD))
+    in_order = order == tuple(x.name for x in own)[: len(order)]
+    if in_order and named.keys() <= known and takes_any == gives_any:
+        return None
+
+    def by_name(self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = dict(zip(order, args, strict=False)) | kwargs
+        if len(given) < len(args) + len(kwargs):
+            return "arguments that the original does not take"
+        passed = {}
+        for name, value in given.items():
+            if name in known if name in named else takes_any and gives_any:
+                passed[name] = value
+            elif not _is_same(value, named.get(name, Parameter.empty)):
+                return f"{name} given, which its adapter does not know"
+        return ours(self, **passed)
+
+    return by_name
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    plain = isinstance(default, (bool, int, float, str)) and type(value) is type(default)
+    return value is default or (plain and bool(value == default))
 
 
 def __getattr__(name: str) -> Any:

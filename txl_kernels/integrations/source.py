@@ -95,7 +95,15 @@ def _functions(part: Any) -> list[Any]:
     """Return a function, or the functions of a class, without their wrappers."""
     members = vars(part).values() if inspect.isclass(part) else [part]
     plain = [getattr(x, "__func__", getattr(x, "fget", x)) for x in members]
-    return [inspect.unwrap(x) for x in plain if inspect.isfunction(x)]
+    return [_written(x) for x in plain if inspect.isfunction(x)]
+
+
+def _written(function: Any) -> Any:
+    """Return the function that a decorator wraps, or the `__init__` that a class' decorator keeps
+    in the closure of another (transformers' use_kernelized_func)."""
+    function = inspect.unwrap(function)
+    kept = [cell.cell_contents for cell in function.__closure__ or () if function.__name__ == "new_init"]
+    return next((x for x in kept if inspect.isfunction(x) and x.__name__ == "__init__"), function)
 
 
 def names_in(part: Any) -> list[str]:
@@ -174,7 +182,7 @@ def check_code(part: Any) -> None:
             continue
         node = nodes.get(name)
         if wrapped or (node is not None and node.decorator_list):
-            function = inspect.unwrap(function)
+            function = _written(function) if wrapped else inspect.unwrap(function)
         first = () if node is None else [before + n for n in (node.lineno, *(x.lineno for x in node.decorator_list))]
         if function.__code__.co_firstlineno not in first:
             raise ReplacedCode(f"{part.__qualname__}.{name} is not that of its source: it was replaced")

@@ -152,16 +152,16 @@ def _answer(
 
 PEERS = (
     Peer("ESPnetRelPosition", "espnet.nets.pytorch_backend.transformer.attention.RelPositionMultiHeadedAttention",
-         ESPnet, "espnet", {"202511": "2c32d1700ee6ff95"}),
+         ESPnet, "espnet", {"202209": "9a06c25cc7c811b1", "202412": "2410bed83a59b045", "202509": "2c32d1700ee6ff95"}),
     Peer("FunASRRelPosition", "funasr.models.transformer.attention.RelPositionMultiHeadedAttention", ESPnet, "funasr",
-         {"1.4.16": "6e78447a905304cf"}),
+         {"1.0.30": "f008e69e468f9fc3", "1.4.16": "6e78447a905304cf"}),
     Peer("ESPnetLegacyRelPosition",
          "espnet.nets.pytorch_backend.transformer.attention.LegacyRelPositionMultiHeadedAttention",
-         ESPnetLegacy, "espnet", {"202511": "3820d7e3af19a0e7"}),
+         ESPnetLegacy, "espnet", {"202209": "17665c8d1244775e", "202412": "cc4a1a6e564f6273", "202509": "3820d7e3af19a0e7"}),
     Peer("FunASRLegacyRelPosition", "funasr.models.transformer.attention.LegacyRelPositionMultiHeadedAttention",
-         ESPnetLegacy, "funasr", {"1.4.16": "6819d019dc601b45"}),
+         ESPnetLegacy, "funasr", {"1.0.30": "a0fed56b91fc43d8", "1.4.16": "6819d019dc601b45"}),
     Peer("FunASRChunk", "funasr.models.transformer.attention.RelPositionMultiHeadedAttentionChunk", ESPnetTransducer,
-         "funasr", {"1.4.16": "664e042f54d49cf8"}),
+         "funasr", {"1.0.30": "27f7575a496d4222", "1.4.16": "664e042f54d49cf8"}),
     Peer("ESPnetTransducer", "espnet2.asr_transducer.encoder.modules.attention.RelPositionMultiHeadedAttention",
-         ESPnetTransducer, "espnet", {"202511": "27f7575a496d4222"}),
+         ESPnetTransducer, "espnet", {"202301": "27f7575a496d4222"}),
 )  # fmt: skip

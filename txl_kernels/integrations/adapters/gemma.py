@@ -2,8 +2,9 @@
 scores capped by tanh. Their blocks of queries do not change the result: each query sees the same
 numbers of frames before and after itself, in any block."""
 
+import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -69,6 +70,15 @@ class Gemma4(Gemma):
     as after the query, have no term."""
 
     needs = ("per_dim_scale", "q_scale", "k_scale", "relative_k_proj", "max_past_horizon", "max_future_horizon")
+    hides: ClassVar[bool] = True  # whether a mask is True, or not zero, for hidden keys: since 5.20
+
+    def __init_subclass__(cls: Any, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.hides = "logical_not" not in inspect.unwrap(cls.original.forward).__code__.co_names
+
+    def _seen(self: Any, mask: Tensor) -> Tensor:
+        """Return where queries see keys, bool, of a mask [B, 1, ..]."""
+        return mask[:, 0] == 0 if self.hides else mask[:, 0] != 0
 
     @staticmethod
     def mask_forms(module: Any) -> tuple[str, ...]:
@@ -97,7 +107,7 @@ class Gemma4(Gemma):
         why = why_not_interface(self, {}) or self.why_not_kernel(hidden_states)
         if why is None and (mask is None or mask.dim() != 5):
             why = "no mask of blocks: a query sees all frames near its block"
-        bounds = why or memoized("mask", mask, (length, past), lambda: blocked_bounds(mask[:, 0] == 0, past, length))
+        bounds = why or memoized("mask", mask, (length, past), lambda: blocked_bounds(self._seen(mask), past, length))
         if bounds is None or isinstance(bounds, str):
             return bounds or "a mask with holes"
         heads = self.num_heads
@@ -117,7 +127,10 @@ def _why_not_4(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
 
 
 PEERS = (
-    peer("Gemma3nAudio", "gemma3n.Gemma3nAudioAttention", Gemma3n, {"5.23.0": "cb301cf675570f72"}),
-    peer("Gemma4Audio", "gemma4.Gemma4AudioAttention", Gemma4, {"5.24.0": "bf5d5b92ff3a6187"},
+    peer("Gemma3nAudio", "gemma3n.Gemma3nAudioAttention", Gemma3n,
+         {"4.53.3": "b33f7b948cdd1e2a", "5.0.0": "302dc990265aea62", "5.15.1": "cb301cf675570f72"}),
+    peer("Gemma4Audio", "gemma4.Gemma4AudioAttention", Gemma4,
+         {"5.5.4": "cda99ae4abca0b79", "5.13.1": "477ddccabe048a70", "5.15.1": "4143f123462945fe",
+          "5.20.2": "bf5d5b92ff3a6187"},
          why_not_module=_why_not_4),
 )  # fmt: skip

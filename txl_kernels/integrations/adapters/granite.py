@@ -103,8 +103,9 @@ def _why_not_distances(self: Any, distances: Tensor, zero: int) -> str | None:
 
 
 PEERS = (
-    peer("GraniteSpeech", "granite_speech.GraniteSpeechConformerAttention", Granite, {"5.23.0": "4d8e826731537b94"}),
+    peer("GraniteSpeech", "granite_speech.GraniteSpeechConformerAttention", Granite,
+         {"4.53.3": "fc37c809128339b7", "4.55.4": "5507f9686208c07c", "5.13.1": "4d8e826731537b94"}),
     peer("GraniteSpeechPlus", "granite_speech_plus.GraniteSpeechPlusConformerAttention", Granite,
-         {"5.23.0": "4d8e826731537b94"}),
-    peer("GraniteSpeech5", "granite_speech5.GraniteSpeech5EncoderAttention", Granite5, {"5.23.0": "166b72684ddd4bda"}),
+         {"5.9.0": "5507f9686208c07c", "5.13.1": "4d8e826731537b94"}),
+    peer("GraniteSpeech5", "granite_speech5.GraniteSpeech5EncoderAttention", Granite5, {"5.17.0": "166b72684ddd4bda"}),
 )  # fmt: skip

@@ -82,6 +82,8 @@ class TextModel(Accelerated):
 class Attention(Accelerated):
     """The common part of the attention layers of Inkling and of Inkling 2."""
 
+    reads = ("past_key_values",)
+
     @staticmethod
     def mask_forms(module: Any) -> tuple[str, ...]:
         return masks_of_interface(module)
@@ -183,6 +185,8 @@ class Inkling(Attention):
         **kwargs: Any,
     ) -> tuple[Tensor, None]:  # fmt: skip
         cache = kwargs.pop("past_key_values", None) if cache is None else cache
+        new = "cache" in self.arguments  # since 5.24
+        held = {"cache" if new else "past_key_values": cache}
         length, layer = hidden_states.size(1), self.layer_idx
         why = why_not_interface(self, kwargs) or self.why_not_kernel(hidden_states, self._dropout())
         keys = attention_mask.keys if isinstance(attention_mask, CausalMask) else None
@@ -191,18 +195,18 @@ class Inkling(Attention):
         found = why or self._bounds(attention_mask, keys, length, **kwargs)
         if isinstance(found, str):
             mask = self._mask_of(attention_mask, hidden_states)
-            return self.fall_back(found, hidden_states, mask, conv_mask=conv_mask, cache=cache, **kwargs)  # type: ignore[no-any-return]
+            return self.fall_back(found, hidden_states, mask, conv_mask=conv_mask, **held, **kwargs)  # type: ignore[no-any-return]
         offset = 0 if cache is None else cache.get_query_offset(layer)
         tau = self._tau(offset, length, hidden_states.device)  # before the cache counts the new keys
-        k = self.k_sconv(self.k_proj(hidden_states), cache=cache, conv_mask=conv_mask)
-        v = self.v_sconv(self.v_proj(hidden_states), cache=cache, conv_mask=conv_mask)
+        k = self.k_sconv(self.k_proj(hidden_states), conv_mask=conv_mask, **held)
+        v = self.v_sconv(self.v_proj(hidden_states), conv_mask=conv_mask, **held)
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (self.q_proj(hidden_states), k, v))
         q, k, v = (x.transpose(1, 2) for x in (self.q_norm(q), self.k_norm(k), v))
         p = self.r_proj(hidden_states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         if tau is not None:
             q, p = ((x.float() * tau).to(x.dtype) for x in (q, p))
         if cache is not None:
-            k, v = cache.update(k, v, layer, kwargs=kwargs)
+            k, v = cache.update(k, v, layer, **({"kwargs": kwargs} if new else {}))
         return self.o_proj(self._attend(q, p, k, v, self.rel_logits_proj.proj, keys, *found)), None
 
     def _tau(self: Any, offset: Any, length: int, device: torch.device) -> Tensor | None:
@@ -297,8 +301,12 @@ def _keys_of(distances: Tensor) -> CachedKeys | None:
 
 
 PEERS = (
-    peer("Inkling", "inkling.InklingAttention", Inkling, {"5.24.0": "c3d63e2a612eb0e5"}),
-    peer("InklingText", "inkling.InklingTextModel", TextModel, {"5.24.0": "bab213df58729231"}),
+    peer("Inkling", "inkling.InklingAttention", Inkling,
+         {"5.15.1": "d268455d49756c28", "5.17.0": "16e78d3ad87d33c1", "5.22.2": "4bdbbd16ee6d5ce2",
+          "5.24.0": "c3d63e2a612eb0e5"}),
+    peer("InklingText", "inkling.InklingTextModel", TextModel,
+         {"5.15.1": "0aa44009a140a0a1", "5.17.0": "dd2b28992f355fa7", "5.19.0": "96a458bc1aa97126",
+          "5.22.2": "786301cadfd0507b", "5.23.0": "f919cd8c4020aeca", "5.24.0": "bab213df58729231"}),
     peer("InklingMultimodal", "inkling.InklingModel", TextModel, {"5.24.0": "e602f1f1a5e5d691"}),
     peer("Inkling2Sliding", "inkling2.Inkling2SlidingAttention", Sliding, {"5.24.0": "fb32c8af326d4744"}),
     peer("Inkling2Full", "inkling2.Inkling2FullAttention", Full, {"5.24.0": "e6d129edb2e4df41"}),

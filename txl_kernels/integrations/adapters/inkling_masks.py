@@ -96,7 +96,8 @@ def forward_with_intervals(original: type) -> Callable[..., Any]:
     `CachedKeys` to its layers in place of masks and distances, where they are such."""
     forward: Any = original.forward  # type: ignore[attr-defined]
     scope = inspect.unwrap(forward).__globals__
-    first_full = importlib.import_module("transformers.masking_utils").find_first_full_attention_index
+    masks = importlib.import_module("transformers.masking_utils")
+    first_full = getattr(masks, "find_first_full_attention_index", _first_full)  # since 5.24
 
     def layer_of(cache: Any, sliding: bool) -> int:
         """Return the layer that stands for all of its kind, as the originals choose it."""
@@ -105,7 +106,11 @@ def forward_with_intervals(original: type) -> Callable[..., Any]:
         return cache.is_sliding.index(True) if cache is not None and True in cache.is_sliding else 0
 
     def mask_maker(name: str, sliding: bool) -> Callable[..., Any]:
-        def make(config: Any, inputs_embeds: Tensor, attention_mask: Any, cache: Any, position_ids: Any = None) -> Any:
+        def make(
+            config: Any, inputs_embeds: Tensor, attention_mask: Any, cache: Any = None, position_ids: Any = None,
+            past_key_values: Any = None,
+        ) -> Any:  # fmt: skip
+            cache = past_key_values if cache is None else cache
             seen = _causal_mask(config, inputs_embeds, attention_mask, cache, position_ids, layer_of(cache, sliding))
             return scope[name](config, inputs_embeds, attention_mask, cache, position_ids) if seen is None else seen
 
@@ -123,6 +128,12 @@ def forward_with_intervals(original: type) -> Callable[..., Any]:
             "get_relative_distance": distances,
         },
     )
+
+
+def _first_full(cache: Any) -> int:
+    """Return the first layer that is not sliding, or 0."""
+    sliding = [] if cache is None else cache.is_sliding
+    return sliding.index(False) if False in sliding else 0
 
 
 def with_globals(function: Callable[..., Any], names: Mapping[str, Any]) -> Callable[..., Any]:

@@ -35,7 +35,7 @@ class MPNet(Accelerated):
     def forward(
         self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, position_bias: Tensor | None = None,
         output_attentions: bool = False, **kwargs: Any,
-    ) -> tuple[Any, ...]:  # fmt: skip
+    ) -> tuple[Any, ...] | str:  # fmt: skip
         dropout_p = dropout_of(self.dropout)
         why = self.why_not_kernel(hidden_states, dropout_p)
         if output_attentions:  # the caller unpacks them
@@ -46,16 +46,21 @@ class MPNet(Accelerated):
             why = why or "a bool mask, which the original adds to scores"
         bounds = interface_bounds(why, attention_mask, hidden_states.size(1))
         if isinstance(bounds, str) or position_bias is None:
-            bias = position_bias
-            if bias is not None and bias.dim() == 2:
-                bias = all_pairs(bias, hidden_states.size(1))
-            return self.fall_back(str(bounds), hidden_states, attention_mask, bias, output_attentions, **kwargs)  # type: ignore[no-any-return]
+            return str(bounds)
         q, k, v = (split_heads(f(hidden_states), width=self.attention_head_size) for f in (self.q, self.k, self.v))
         out = attend(
             q, k, v, None, None, None, bounds, r_bias=position_bias.to(q.dtype), zero_row=q.size(2) - 1,
             position_scale=1.0, dropout_p=dropout_p, window=self.setting("window"),
         )  # fmt: skip
         return (self.o(merge_heads(out)),)
+
+    def fall_back(self: Any, why: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the original with biases of all pairs."""
+        given = self.named(args, kwargs)
+        bias = given.get("position_bias")
+        if bias is not None and bias.dim() == 2:
+            given["position_bias"] = all_pairs(bias, given["hidden_states"].size(1))
+        return super().fall_back(why, **given)
 
 
 class MPNetBiases(Accelerated):
@@ -90,6 +95,10 @@ class MPNetBiases(Accelerated):
 
 
 PEERS = (
-    peer("MPNet", "mpnet.MPNetSelfAttention", MPNet, {"5.24.0": "d4a5427e2e0e04d0"}),
-    peer("MPNetBiases", "mpnet.MPNetEncoder", MPNetBiases, {"5.24.0": "c3e57bd4f645d35e"}),
-)
+    peer("MPNet", "mpnet.MPNetSelfAttention", MPNet,
+         {"4.36.2": "cda54d4e735de2f5", "4.55.4": "31edaaa9ddf4be46", "5.0.0": "4106bad7c79a500f",
+          "5.5.4": "d4a5427e2e0e04d0"}),
+    peer("MPNetBiases", "mpnet.MPNetEncoder", MPNetBiases,
+         {"4.36.2": "0a7a3373a5898bbe", "4.55.4": "85a6665518aad7b3", "5.0.0": "26457ba65277001f",
+          "5.5.4": "2faee07841c4f36b", "5.19.0": "c3e57bd4f645d35e"}),
+)  # fmt: skip

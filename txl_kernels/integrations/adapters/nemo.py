@@ -33,7 +33,7 @@ from txl_kernels.integrations.streaming import cached, should_cache, store
 
 class NeMo(Accelerated):
     skips = ("dropout",)
-    needs = ("linear_q", "linear_pos", "pos_bias_u", "pos_bias_v", "update_cache", "use_pytorch_sdpa")
+    needs = ("linear_q", "linear_pos", "pos_bias_u", "pos_bias_v", "update_cache")
 
     @staticmethod
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
@@ -44,7 +44,8 @@ class NeMo(Accelerated):
     def forward(
         self: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, pos_emb: Tensor, cache: Tensor | None = None
     ) -> Any:
-        dropout_p = self.dropout_rate * self.training if self.use_pytorch_sdpa else dropout_of(self.dropout)
+        sdpa = getattr(self, "use_pytorch_sdpa", False)  # since 2.1
+        dropout_p = self.dropout_rate * self.training if sdpa else dropout_of(self.dropout)
         why = self.why_not_kernel(query, dropout_p)
         bounds = bounds_or_reason(why, mask, is_zero, keys=key.size(1) + (0 if cache is None else cache.size(1)))
         if isinstance(bounds, str):
@@ -209,10 +210,12 @@ def _without_positions(module: nn.Module, ancestors: Sequence[nn.Module]) -> str
 
 PEERS = (
     Peer("NeMoRelPosition", "nemo.collections.asr.parts.submodules.multi_head_attention.RelPositionMultiHeadAttention",
-         NeMo, "nemo-toolkit", {"3.0.0": "b8a68208ace94f4d"}),
+         NeMo, "nemo-toolkit", {"1.23.0": "344cf20c6a4fd74e", "2.0.0": "241bb0fc1a4944a0", "2.2.1": "b8a68208ace94f4d"}),
     Peer("NeMoLocal",
          "nemo.collections.asr.parts.submodules.multi_head_attention.RelPositionMultiHeadAttentionLongformer",
-         NeMoLocal, "nemo-toolkit", {"3.0.0": "9a9592235a79dedd"}, why_not_module=_has_global_tokens),
+         NeMoLocal, "nemo-toolkit",
+         {"1.23.0": "348f11e76953d0fd", "2.0.0": "d6467ea3c4876745", "2.2.1": "9a9592235a79dedd"},
+         why_not_module=_has_global_tokens),
     Peer("NeMoTransformer", "nemo.collections.asr.modules.transformer_encoder.MultiHeadAttention", NeMoTransformer,
          "nemo-toolkit", {"3.0.0": "f6db2c1058357dc5"}, why_nothing_to_do=_without_positions),
 )  # fmt: skip

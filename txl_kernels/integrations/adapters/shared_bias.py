@@ -59,6 +59,23 @@ class SharesBias(Accelerated):
         if layers is not None:
             layers["whole"] = False
 
+    def expanded(self, bias: Tensor, given: dict[str, Any]) -> Tensor:
+        """Return biases of all pairs, as the original takes them, of biases [H, T].
+
+        given: the arguments of the call, by name.
+        """
+        raise NotImplementedError
+
+    def fall_back(self, why: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the original with biases of all pairs; the result has the biases that were given."""
+        given = self.named(args, kwargs)
+        bias: Tensor | None = given.get("position_bias")
+        if bias is None or bias.dim() != 2:
+            return super().fall_back(why, *args, **kwargs)
+        pairs = self.expanded(bias, given)
+        found: tuple[Any, ...] = super().fall_back(why, **given | {"position_bias": pairs})
+        return tuple(bias if x is pairs else x for x in found)
+
     def why_no_bias(self, bias: Tensor | None, has_table: bool) -> str | None:
         """Return the reason why the original must answer a call with this bias, or None.
 

@@ -60,5 +60,5 @@ def _visible(padding: Tensor | None, hidden: Tensor | None) -> Tensor | None:
 
 PEERS = (
     Peer("SpeechBrainRelPosition", "speechbrain.nnet.attention.RelPosMHAXL", SpeechBrain, "speechbrain",
-         {"1.1.2": "74f6a56cfa5ef3cf"}),
+         {"0.5.16": "ade9cb898bba2481", "1.0.0": "c091e932d1886673", "1.0.3": "74f6a56cfa5ef3cf"}),
 )  # fmt: skip

@@ -5,6 +5,7 @@ T5's layers share the biases of the first; UMT5's layers have a table each. Long
 attention sees as many keys before as after a query, in blocks whose size changes nothing.
 """
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -25,6 +26,7 @@ from txl_kernels.integrations.attention import (
     Bounds,
     attend,
     blocked_bounds,
+    condition_met,
     intersect,
     memoized,
     merge_heads,
@@ -38,20 +40,29 @@ class Buckets(Accelerated):
     """The base class of the adapters of T5 and UMT5."""
 
     needs = ("q", "k", "v", "o", "key_value_proj_dim", "has_relative_attention_bias", "relative_attention_max_distance")
+    # cache_position until 5.2, past_key_value until 4.55
+    reads = ("past_key_values", "past_key_value", "output_attentions", "use_cache", "cache_position")
     projections: ClassVar[tuple[str, ...]] = ("q", "k", "v", "o")
 
     @staticmethod
     def mask_forms(module: Any) -> tuple[str, ...]:
         return masks_of_interface(module)
 
-    def why_original(self: Any, x: Tensor, others: Tensor | None, kwargs: dict[str, Any]) -> str | None:
+    def why_original(self: Any, x: Tensor, others: Tensor | None, mask: Any, kwargs: dict[str, Any]) -> str | None:
         """Return the reason why the original must answer a call, whatever its biases and its mask
         are, or None."""
         why = why_not_interface(self, kwargs) or self.why_not_kernel(x, self.dropout_now())
+        at = kwargs.get("cache_position")
         if why is None and others is not None:
             why = "cross-attention"
+        elif why is None and getattr(self, "pruned_heads", None):
+            why = "pruned heads"
+        elif why is None and at is not None and not memoized("positions", at, "t5", lambda: _in_a_row(at)):
+            why = "positions that do not follow one another"
         if why is None and self.implementation() not in ("eager", "sdpa"):
             why = f"an attention implementation that masks otherwise, {self.implementation()!r}"
+        if why is None and isinstance(mask, Tensor) and mask.dtype == torch.bool and self.implementation() == "eager":
+            why = "a bool mask, which eager attention adds to scores"
         return why
 
     def implementation(self: Any) -> str:
@@ -77,10 +88,14 @@ class Buckets(Accelerated):
         *inputs, output = (getattr(self, name) for name in self.projections)
         q, k, v = (split_heads(f(x), width=self.key_value_proj_dim) for f in inputs)
         seen: Any = 0
+        positions = kwargs.get("cache_position")
         if cache is not None:
             seen = cache.get_seq_length(self.layer_idx)
             seen = seen.clone() if isinstance(seen, Tensor) else seen  # a static cache counts in place
-            k, v = getattr(cache, "self_attention_cache", cache).update(k, v, self.layer_idx)
+            more = () if positions is None else ({"cache_position": positions},)
+            k, v = getattr(cache, "self_attention_cache", cache).update(k, v, self.layer_idx, *more)
+        if positions is not None:
+            seen = positions[0]
         bounds = self.bounds_of_keys(bounds, mask, k.size(2))
         causal = (
             mask is None
@@ -105,7 +120,19 @@ class Buckets(Accelerated):
 
 
 class T5(SharesBias, Buckets):
+    """T5's attention, and that of its copies.
+
+    Attributes:
+        returns_cache: whether the original returns its cache before its biases, until 4.53.
+    """
+
     blocks, inner = "block", "layer.0.SelfAttention"
+    returns_cache: ClassVar[bool] = False
+
+    def __init_subclass__(cls: Any, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "original" in vars(cls):  # an accelerated class, not an adapter
+            cls.returns_cache = _returns_cache(cls.original)
 
     @staticmethod
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample | None:
@@ -119,30 +146,59 @@ class T5(SharesBias, Buckets):
                 bias = all_pairs(own, inputs.T).unsqueeze(0)
                 if seen is not None:  # which the first layer of some releases adds
                     bias = bias + additive(seen.unsqueeze(1))
-            out, made, *rest = m(x, mask=mask, position_bias=bias)
-            made = all_pairs(made, inputs.T).unsqueeze(0) if isinstance(m, Accelerated) else made
-            return out, made if seen is None else made.masked_fill(~seen.unsqueeze(1), 0), *rest
+            result = list(m(x, mask=mask, position_bias=bias))
+            at = 2 if _returns_cache(type(module)) else 1
+            made = all_pairs(result[at], inputs.T).unsqueeze(0) if isinstance(m, Accelerated) else result[at]
+            result[at] = made if seen is None else made.masked_fill(~seen.unsqueeze(1), 0)
+            return tuple(result)
 
         return inputs.frames(width_of(module.q)), call
 
     def forward(
         self: Any, hidden_states: Tensor, mask: Tensor | None = None, key_value_states: Tensor | None = None,
         position_bias: Tensor | None = None, past_key_values: Any = None, cache: Any = None, **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-        why = self.why_original(hidden_states, key_value_states, kwargs)
+    ) -> tuple[Tensor | None, ...] | str:  # fmt: skip
+        why = self.why_original(hidden_states, key_value_states, mask, kwargs)
         why = why or self.why_no_bias(position_bias, self.has_relative_attention_bias)
-        held = cache if past_key_values is None else past_key_values
+        held = _first(past_key_values, cache, kwargs.get("past_key_value"))
+        if (
+            self.returns_cache
+            and "cache_position" not in self.arguments
+            and (held is not None or kwargs.get("use_cache"))
+        ):
+            why = why or "a cache that is a tuple, in releases before 4.46"
         bounds = interface_bounds(why, mask, hidden_states.size(1) if held is None else None)
         if isinstance(bounds, str):
-            named = {"past_key_values": past_key_values, "cache": cache}  # `cache` is the new name since 5.24
-            named = {name: x for name, x in named.items() if x is not None}
-            bias = position_bias
-            if bias is not None and bias.dim() == 2:
-                bias = all_pairs(bias, hidden_states.size(1)).unsqueeze(0)
-            out, made, weights = self.fall_back(bounds, hidden_states, mask, key_value_states, bias, **named, **kwargs)
-            return out, made if position_bias is None else position_bias, weights
+            return bounds
         out, bias = self.answer(hidden_states, bounds, mask, position_bias, held, kwargs)
-        return out, bias, None
+        if self.returns_cache:
+            return out, held, bias
+        return (out, bias) if self.adds_mask() else (out, bias, None)
+
+    def adds_mask(self: Any) -> bool:
+        """Whether the original is of a release before 5.15: the first layer adds the mask to the
+        biases that it passes on, and layers return no weights that were not asked for."""
+        return "output_attentions" in self.arguments
+
+    def expanded(self: Any, bias: Tensor, given: dict[str, Any]) -> Tensor:
+        pairs = all_pairs(bias, given["hidden_states"].size(1)).unsqueeze(0)
+        mask = given.get("mask")
+        return pairs if mask is None or not self.adds_mask() else pairs + mask[..., : pairs.size(-1)]
+
+
+def _returns_cache(original: Any) -> bool:
+    code = inspect.unwrap(original.forward).__code__
+    return "past_key_value" in code.co_varnames and "EncoderDecoderCache" not in code.co_names
+
+
+class Switch(T5):
+    """The attention of Switch Transformers. There is no trial, because layers of releases 5.0 to
+    5.13 drop the biases of the first and record them as weights, which an attention's own results
+    do not show."""
+
+    @staticmethod
+    def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> None:
+        return None
 
 
 class Pix2Struct(T5):
@@ -174,8 +230,8 @@ class UMT5(Buckets):
         self: Any, hidden_states: Tensor, encoder_hidden_states: Tensor | None = None, cache: Any = None,
         attention_mask: Tensor | None = None, **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None] | str:  # fmt: skip
-        held = kwargs.get("past_key_values") if cache is None else cache  # the name of `cache` before 5.24
-        why = self.why_original(hidden_states, encoder_hidden_states, kwargs)
+        held = _first(cache, kwargs.get("past_key_values"), kwargs.get("past_key_value"))
+        why = self.why_original(hidden_states, encoder_hidden_states, attention_mask, kwargs)
         if why is None and not self.has_relative_attention_bias:
             why = "no table of biases"
         bounds = interface_bounds(why, attention_mask, hidden_states.size(1) if held is None else None)
@@ -190,16 +246,23 @@ class LongT5Local(SharesBias):
 
     blocks, inner = "block", "layer.0.LocalSelfAttention"
     needs = ("q", "k", "v", "o", "key_value_proj_dim", "local_radius", "block_len", "relative_attention_max_distance")
+    returns_cache: ClassVar[bool] = False  # None, before the biases, until 4.53
+
+    def __init_subclass__(cls: Any, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.returns_cache = "present_key_value_state" in inspect.unwrap(cls.original.forward).__code__.co_varnames
 
     def forward(
         self: Any, hidden_states: Tensor, mask: Any = None, position_bias: Tensor | None = None,
         output_attentions: bool = False,
-    ) -> tuple[Any, ...]:  # fmt: skip
+    ) -> tuple[Any, ...] | str:  # fmt: skip
         dropout_p = float(self.dropout) if self.training else 0.0
         length, radius = hidden_states.size(1), self.local_radius
         why = self.why_not_kernel(hidden_states, dropout_p)
         if attentions_wanted(self, {"output_attentions": output_attentions}):  # the caller unpacks them
             why = "attention weights asked for"
+        elif getattr(self, "pruned_heads", None):
+            why = "pruned heads"
         why = why or self.why_no_bias(position_bias, self.has_relative_attention_bias)
         if why is None and (mask is None or mask.dim() != 5):
             why = "no mask of blocks: a query sees all of three blocks"
@@ -207,11 +270,7 @@ class LongT5Local(SharesBias):
             "mask", mask, (length, radius), lambda: blocked_bounds(mask[:, 0] > 0, self.block_len, length)
         )
         if bounds is None or isinstance(bounds, str):
-            bias = position_bias
-            if bias is not None and bias.dim() == 2:
-                bias = _pairs_in_blocks(bias, mask, radius)
-            found: Any = self.fall_back(bounds or "a mask with holes", hidden_states, mask, bias, output_attentions)
-            return found if position_bias is None else (found[0], position_bias, *found[2:])
+            return bounds or "a mask with holes"
         q, k, v = (split_heads(f(hidden_states), width=self.key_value_proj_dim) for f in (self.q, self.k, self.v))
         if position_bias is None:
             position_bias = _biases(self, torch.arange(-radius, radius + 1, device=q.device))
@@ -219,7 +278,21 @@ class LongT5Local(SharesBias):
             q, k, v, None, None, None, bounds, r_bias=position_bias.to(q.dtype), zero_row=radius, scale=1.0,
             window=intersect((radius, radius), self.setting("window")), dropout_p=dropout_p,
         )  # fmt: skip
-        return self.o(merge_heads(out)), position_bias
+        none = (None,) if self.returns_cache else ()
+        return self.o(merge_heads(out)), *none, position_bias
+
+    def expanded(self: Any, bias: Tensor, given: dict[str, Any]) -> Tensor:
+        return _pairs_in_blocks(bias, given.get("mask"), self.local_radius)
+
+
+def _first(*values: Any) -> Any:
+    """Return the first value that is not None: of the names that a cache has in releases."""
+    return next((x for x in values if x is not None), None)
+
+
+def _in_a_row(positions: Tensor) -> bool:
+    message = "cache_position must have positions that follow one another"
+    return condition_met((positions.diff() == 1).all(), message)
 
 
 def _biases(module: Any, distances: Tensor) -> Tensor:
@@ -261,19 +334,35 @@ def _why_not_udop(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | No
 
 _CHECKS = {"why_not_module": T5.why_not_alone, "why_nothing_to_do": _cross_attention}
 PEERS = (
-    peer("T5", "t5.T5Attention", T5, {"5.23.0": "fe1088cb009f7b48", "5.24.0": "b71ea11c679bbb47"}, **_CHECKS),
-    peer("MT5", "mt5.MT5Attention", T5, {"5.23.0": "6d1e3bce068bec0c", "5.24.0": "b97397c624c1ecdb"}, **_CHECKS),
-    peer("SwitchTransformers", "switch_transformers.SwitchTransformersAttention", T5,
-         {"5.24.0": "09316f819ba0a2dd"}, **_CHECKS),
-    peer("Pop2Piano", "pop2piano.Pop2PianoAttention", T5, {"5.24.0": "43997068faddbc6e"}, **_CHECKS),
+    peer("T5", "t5.T5Attention", T5,
+         {"4.36.2": "863db93d9d9fcef9", "4.46.3": "6c57d8ae8065a671", "4.55.4": "9deec1282c1964c7",
+          "4.56.2": "61c2b559b76f64cb", "4.57.6": "f1b3ad046a76cd93", "5.0.0": "e813df4ea5ec13f9",
+          "5.5.4": "84805231e07c226c", "5.15.1": "fe1088cb009f7b48", "5.24.0": "b71ea11c679bbb47"}, **_CHECKS),
+    peer("MT5", "mt5.MT5Attention", T5,
+         {"4.36.2": "863db93d9d9fcef9", "4.46.3": "0f5976e9354b943b", "4.55.4": "dec9a0f003b0e601",
+          "4.56.2": "2357c249218c4101", "4.57.6": "0f86c16fc690fa64", "5.0.0": "9824235aa99ea925",
+          "5.5.4": "3baa30f05a94c41d", "5.15.1": "6d1e3bce068bec0c", "5.24.0": "b97397c624c1ecdb"}, **_CHECKS),
+    peer("SwitchTransformers", "switch_transformers.SwitchTransformersAttention", Switch,
+         {"4.36.2": "863db93d9d9fcef9", "4.46.3": "a9b9d6ba48d54cd1", "4.55.4": "6834a49396926220",
+          "4.56.2": "49ee2d3168bcc2f0", "4.57.6": "3d00c0c1d7467126", "5.15.1": "de37373a72fb1f8e",
+          "5.24.0": "09316f819ba0a2dd"}, **_CHECKS),
+    peer("Pop2Piano", "pop2piano.Pop2PianoAttention", T5,
+         {"4.36.2": "863db93d9d9fcef9", "4.46.3": "28a2e3d565cec466", "4.55.4": "1ca8c29404c2fe2f",
+          "4.56.2": "05163c2cfb6e993b", "4.57.6": "f878cdb9b6aa7a0f", "5.0.0": "ec2eb5fc489eea6b",
+          "5.5.4": "0f7c23ded02fc960", "5.15.1": "b6949c8f1e87250f", "5.24.0": "43997068faddbc6e"}, **_CHECKS),
     peer("UDOP", "udop.UdopAttention", T5, {"5.24.0": "e25b4d0e2ff6ce1c"}, why_not_module=_why_not_udop,
          why_nothing_to_do=_cross_attention),
     peer("Pix2Struct", "pix2struct.Pix2StructTextAttention", Pix2Struct, {"5.24.0": "1e08761e8d5d8d0b"},
          why_not_module=Pix2Struct.why_not_alone, why_nothing_to_do=_cross_attention),
-    peer("LongT5", "longt5.LongT5Attention", T5, {"5.24.0": "864392f4331222e4"}, **_CHECKS),
-    peer("LongT5Local", "longt5.LongT5LocalAttention", LongT5Local, {"5.24.0": "cdfdd9ae6c4fb750"},
+    peer("LongT5", "longt5.LongT5Attention", T5,
+         {"4.36.2": "863db93d9d9fcef9", "4.46.3": "afd0ad6d57af764b", "4.55.4": "4f63c14c217a72fa",
+          "4.56.2": "fb7af887ac275fb5", "4.57.6": "901d87ca64596f72", "5.0.0": "0f95070eebdf6ff8",
+          "5.5.4": "283ca20ef339f10a", "5.15.1": "3f69760353b2284a", "5.24.0": "864392f4331222e4"}, **_CHECKS),
+    peer("LongT5Local", "longt5.LongT5LocalAttention", LongT5Local,
+         {"4.36.2": "10a7a15522e7cb9b", "4.55.4": "52c6d9797800f1b7", "5.0.0": "cdfdd9ae6c4fb750"},
          why_not_module=LongT5Local.why_not_alone),
     peer("LongT5TransientGlobal", "longt5.LongT5TransientGlobalAttention", Accelerated,
          {"5.24.0": "55d08ca5fc6a2a84"}, why_not_module=_why_not_global),
-    peer("UMT5", "umt5.UMT5Attention", UMT5, {"5.24.0": "52a8175c2b58c9ad"}, why_nothing_to_do=_cross_attention),
+    peer("UMT5", "umt5.UMT5Attention", UMT5,
+         {"5.15.1": "999f9ee5f86568fb", "5.24.0": "52a8175c2b58c9ad"}, why_nothing_to_do=_cross_attention),
 )  # fmt: skip

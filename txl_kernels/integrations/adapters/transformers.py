@@ -103,6 +103,7 @@ class HFConformer(Accelerated):
     """
 
     needs = ("linear_q", "linear_out", "position_embeddings_type", "num_heads", "head_size")
+    reads = ("output_attentions",)
 
     @staticmethod
     def mask_forms(module: Any) -> tuple[str, ...]:
@@ -125,7 +126,7 @@ class HFConformer(Accelerated):
         dropout_p = float(self.dropout.p) if self.training else 0.0
         why = why_not_interface(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
         boolean = isinstance(attention_mask, Tensor) and attention_mask.dtype == torch.bool
-        if boolean and implementation_of(self) == "eager":
+        if boolean and implementation_of(self) in (None, "eager"):
             why = why or "a bool mask, which eager attention adds to scores"
         bounds = interface_bounds(why, attention_mask, hidden_states.size(1))
         if isinstance(bounds, str):
@@ -387,20 +388,21 @@ def _why_not_phi4(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | No
 _CHECKS = {"why_not_module": _why_not, "why_nothing_to_do": _without_positions}
 PEERS = (
     peer("Wav2Vec2Conformer", "wav2vec2_conformer.Wav2Vec2ConformerSelfAttention", HFConformer,
-         {"5.23.0": "524dbb017d83847d"}, **_CHECKS),
+         {"4.36.2": "4f13dfb2bc13c01d", "5.17.0": "524dbb017d83847d"}, **_CHECKS),
     peer("Wav2Vec2Bert", "wav2vec2_bert.Wav2Vec2BertSelfAttention", HFConformer,
-         {"5.23.0": "b42642b814090788"}, **_CHECKS),
+         {"4.40.2": "30a166bb219da30b", "5.17.0": "b42642b814090788"}, **_CHECKS),
     peer("SeamlessM4T", "seamless_m4t.SeamlessM4TConformerSelfAttention", HFConformer,
-         {"5.23.0": "377086f18c872613"}, **_CHECKS),
+         {"4.36.2": "8368b29ea0bbb090", "5.17.0": "377086f18c872613"}, **_CHECKS),
     peer("SeamlessM4Tv2", "seamless_m4t_v2.SeamlessM4Tv2ConformerSelfAttention", HFConformer,
-         {"5.23.0": "2e07dc97a9562b4f"}, **_CHECKS),
+         {"4.36.2": "d9073b2a2e33c499", "5.17.0": "2e07dc97a9562b4f"}, **_CHECKS),
     peer("ParakeetEncoder", "parakeet.ParakeetEncoderAttention", Parakeet,
-         {"5.23.0": "1ea741de8ee28f81", "5.24.0": "c3b7b0db91e25282"}),
+         {"4.57.6": "de19d35dc5544ea3", "5.0.0": "7c8087e250db0e88", "5.5.4": "a17b98bbf11afe56",
+          "5.19.0": "1ea741de8ee28f81", "5.24.0": "c3b7b0db91e25282"}),
     peer("NemotronStreaming", "nemotron_asr_streaming.NemotronAsrStreamingEncoderAttention", Parakeet,
-         {"5.23.0": "aa7fc1c2dde145e7", "5.24.0": "d5804ba7d4ad9cd6"}),
+         {"5.13.1": "aa7fc1c2dde145e7", "5.24.0": "d5804ba7d4ad9cd6"}),
     peer("FastSpeech2Conformer", "fastspeech2_conformer.FastSpeech2ConformerAttention", FastSpeech2,
-         {"5.23.0": "d6716cc37f98f115"}),
-    peer("XLNet", "xlnet.XLNetRelativeAttention", XLNet, {"5.23.0": "83046962db855bf2"}),
+         {"4.40.2": "d6716cc37f98f115"}),
+    peer("XLNet", "xlnet.XLNetRelativeAttention", XLNet, {"4.36.2": "9750f021fa51b655", "5.0.0": "83046962db855bf2"}),
     peer("Phi4MultimodalAudio", "phi4_multimodal.Phi4MultimodalAudioAttention", Accelerated,
          {"5.24.0": "a639cacff936c9f8"}, why_not_module=_why_not_phi4),
 )  # fmt: skip

@@ -44,6 +44,7 @@ class WavLM(Gated):
     on them have no effect. Here, too, they are read and not called."""
 
     blocks, inner = "layers", "attention"
+    reads = ("output_attentions",)
     needs = ("gru_rel_pos_const", "gru_rel_pos_linear", "num_buckets", "max_distance", "q_proj", "out_proj")
 
     @staticmethod
@@ -54,7 +55,7 @@ class WavLM(Gated):
 
         def call(m: Any, x: Tensor) -> tuple[Any, ...]:
             shared = isinstance(m, Accelerated)
-            bias = own if shared else _for_each_row(own, inputs.B, inputs.T)
+            bias = own if shared or own is None else _for_each_row(own, inputs.B, inputs.T)
             out, weights, made = m(x, attention_mask=mask, position_bias=bias, index=0 if seen is None else inputs.T)
             return out, weights, _for_each_row(made, inputs.B, inputs.T) if shared else made
 
@@ -63,15 +64,13 @@ class WavLM(Gated):
     def forward(
         self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, position_bias: Tensor | None = None,
         index: int = 0, **kwargs: Any,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | None, Tensor | None] | str:  # fmt: skip
         dropout_p = float(self.dropout) if self.training else 0.0
         why = why_not_interface(self, kwargs) or self.why_not_kernel(hidden_states, dropout_p)
         why = why or self.why_no_bias(position_bias, hasattr(self, "rel_attn_embed"))
         bounds = bounds_or_reason(why, attention_mask, is_one, keys=hidden_states.size(1))
         if isinstance(bounds, str):
-            bias = _for_each_row(position_bias, *hidden_states.shape[:2])
-            found = self.fall_back(bounds, hidden_states, attention_mask, bias, index, **kwargs)
-            return found if position_bias is None else (found[0], found[1], position_bias)
+            return bounds
         if position_bias is None:
             position_bias = _biases(self, self.rel_attn_embed, hidden_states.size(1), hidden_states)
         heads = self.num_heads
@@ -82,6 +81,10 @@ class WavLM(Gated):
         gate = _gate(self.gru_rel_pos_linear(split_heads(hidden_states, heads)), self.gru_rel_pos_const)
         out = self.attend_gated(q, k, v, position_bias, gate, bounds, dropout_p)
         return F.linear(merge_heads(out), self.out_proj.weight, self.out_proj.bias), None, position_bias
+
+    def expanded(self: Any, bias: Tensor, given: dict[str, Any]) -> Tensor:
+        batch, length = given["hidden_states"].shape[:2]
+        return _for_each_row(bias, batch, length)
 
 
 class BEATs(Gated):
@@ -96,7 +99,7 @@ class BEATs(Gated):
         incremental_state: Any = None, need_weights: bool = True, static_kv: bool = False,
         attn_mask: Tensor | None = None, before_softmax: bool = False, need_head_weights: bool = False,
         position_bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor | None, Tensor | None] | str:  # fmt: skip
         dropout_p = dropout_of(self.dropout_module)
         why = self.why_not_kernel(query, dropout_p)
         if before_softmax or ((need_weights or need_head_weights) and self.setting("weights") == "fallback"):
@@ -107,12 +110,7 @@ class BEATs(Gated):
         hidden = key_padding_mask
         bounds = bounds_or_reason(why, hidden, is_zero, keys=query.size(0))
         if isinstance(bounds, str):
-            bias = _for_each_row(position_bias, query.size(1), query.size(0))
-            found = self.fall_back(
-                bounds, query, key, value, hidden, incremental_state, need_weights, static_kv,
-                attn_mask, before_softmax, need_head_weights, bias,
-            )  # fmt: skip
-            return found if position_bias is None else (found[0], found[1], position_bias)
+            return bounds
         if position_bias is None:
             position_bias = _biases(self, self.relative_attention_bias, query.size(0), query)
         q, k, v = (  # from [L, B, H * D]
@@ -122,6 +120,10 @@ class BEATs(Gated):
         gate = _gate(self.grep_linear(q), self.grep_a)
         out = self.attend_gated(q, k, v, position_bias, gate, bounds, dropout_p)
         return self.out_proj(out.permute(2, 0, 1, 3).flatten(2)), None, position_bias
+
+    def expanded(self: Any, bias: Tensor, given: dict[str, Any]) -> Tensor:
+        length, batch = given["query"].shape[:2]
+        return _for_each_row(bias, batch, length)
 
 
 def _gate(projected: Tensor, factor: Tensor) -> Tensor:
@@ -136,9 +138,9 @@ def _biases(module: Any, table: nn.Module, length: int, x: Tensor) -> Tensor:
     return biases.t()
 
 
-def _for_each_row(bias: Tensor | None, batch: int, length: int) -> Tensor | None:
+def _for_each_row(bias: Tensor, batch: int, length: int) -> Tensor:
     """Expand biases [H, T] to [B * H, L, L], as the originals expect them."""
-    return bias if bias is None or bias.dim() != 2 else all_pairs(bias, length).repeat(batch, 1, 1)
+    return all_pairs(bias, length).repeat(batch, 1, 1)
 
 
 def _why_not_beats(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
@@ -154,7 +156,9 @@ def _without_positions(module: nn.Module, ancestors: Sequence[nn.Module]) -> str
 
 
 PEERS = (
-    peer("WavLM", "wavlm.WavLMAttention", WavLM, {"5.24.0": "d8618ff0f5a9a61c"}, why_not_module=WavLM.why_not_alone),
+    peer("WavLM", "wavlm.WavLMAttention", WavLM,
+         {"4.36.2": "b99e849db2c10b68", "5.17.0": "c61fadef4c77fff3", "5.19.0": "d8618ff0f5a9a61c"},
+         why_not_module=WavLM.why_not_alone),
     Peer("ESPnetBEATs", "espnet2.asr.encoder.beats_encoder.MultiheadAttention", BEATs, "espnet",
          {"202511": "68e6f07fda44b9b0"}, why_not_module=_why_not_beats, why_nothing_to_do=_without_positions),
     Peer("SpeechBrainBEATs", "speechbrain.lobes.models.beats.MultiheadAttention", BEATs, "speechbrain",

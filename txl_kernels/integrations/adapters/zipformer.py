@@ -247,5 +247,5 @@ PEERS = (
          "zipenhancer", {"0.3.2": "590dfac9eef5f127"}),
     Peer("ModelScopeZipEnhancer",
          "modelscope.models.audio.ans.zipenhancer_layers.zipformer.RelPositionMultiheadAttentionWeights", ModelScope,
-         "modelscope", {"1.40.2": "679b09a0cbd23fb3"}),
+         "modelscope", {"1.20.1": "f4c385efad65ac74", "1.40.2": "679b09a0cbd23fb3"}),
 )  # fmt: skip
