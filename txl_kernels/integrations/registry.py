@@ -192,10 +192,14 @@ def _falling_back(ours: Any, theirs: Any) -> Any:
 
 
 def _call_tried(ours: Any, state: dict[str, Any], self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call an adapter's method for a class that was taken after a trial. In calls of another kind
-    than the trial's, `why_not_kernel` returns the reason."""
+    """Call an adapter's method for a class that was taken after a trial. The original answers calls
+    of another kind than the trial's; where the adapter converts its arguments, `why_not_kernel`
+    returns the reason."""
+    why = state["tried"].why_not(self, args, kwargs)
+    if why is not None and not self.converts:
+        return self.fall_back(why, *args, **kwargs)
     refused = state["refused"]
-    refused.set(state["tried"].why_not(self, args, kwargs))
+    refused.set(why)
     try:
         result = ours(self, *args, **kwargs)
     finally:

@@ -16,6 +16,7 @@ from txl_kernels.integrations.peer import Accelerated, RandomInputs, Sample, wid
 
 
 class MPNet(Accelerated):
+    converts = True
     skips = ("dropout",)
 
     @staticmethod

@@ -22,6 +22,7 @@ class SharesBias(Accelerated):
         inner: the name of the attention module in a layer.
     """
 
+    converts = True
     blocks: ClassVar[str]
     inner: ClassVar[str]
     trial_settings: ClassVar[Mapping[str, Any]] = {"layers": {"whole": True}}
