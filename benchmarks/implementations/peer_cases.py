@@ -112,7 +112,8 @@ def _hugging_face(model: str, config: str, module: str, **fixed: Any) -> Callabl
         encodings = sinusoids(s.T - 1, 1 - s.T, s.d)
 
         def call(f: nn.Module, x: Tensor) -> Tensor:
-            more = {} if model == "seamless_m4t_v2" else {"relative_position_embeddings": encodings.to(x.dtype)}
+            computed = model == "seamless_m4t_v2" or fixed.get("position_embeddings_type") == "relative_key"
+            more = {} if computed else {"relative_position_embeddings": encodings.to(x.dtype)}
             own = mask.to(x.dtype) if mask is not None and mask.is_floating_point() else mask
             out: Tensor = f(x, attention_mask=own, **more)[0]
             return out

@@ -11,6 +11,7 @@ import inspect
 import math
 import random
 import re
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -38,13 +39,17 @@ _COMPARING = words("""
     clamp clamp_ clip clip_ min max minimum maximum lt le gt ge eq ne less greater bucketize fmod remainder arange tril
     triu tril_ triu_ narrow isclose
 """)
-# Names that ask for a dtype or a device, but for CUDA's autocast (`torch.is_autocast_enabled()`),
-# which a trial varies.
+# Names that ask for a dtype, a device or the environment, but for CUDA's autocast
+# (`torch.is_autocast_enabled()`), which a trial varies.
 _KINDS = words("""
     dtype device is_cuda is_cpu is_floating_point itemsize get_device is_autocast_cpu_enabled get_autocast_dtype
-    get_autocast_gpu_dtype get_default_dtype get_default_device is_available float16 bfloat16 float32 float64 half double
-    finfo
+    get_autocast_gpu_dtype is_inference is_inference_mode_enabled
+    get_default_dtype get_default_device is_available float16 bfloat16 float32 float64 half double
+    finfo element_size nbytes HalfTensor BFloat16Tensor FloatTensor DoubleTensor environ getenv
 """)
+_LOOKUPS = ("get", "isinstance")  # functions whose arguments decide, as a condition does
+# Functions of lengths that grow so slowly that what they are compared with is no length.
+_SLOW = words("log log2 log10 log1p bit_length")
 _OTHER_DEVICE = re.compile(r"[\w.]+\.device\.type [!=]= '(?!cuda|cpu)\w+'")  # of a kind without kernels
 _PLAIN = (ast.Constant, ast.Name, ast.Attribute, ast.UnaryOp, ast.BinOp, ast.Tuple, ast.List, ast.Starred,
           ast.operator, ast.unaryop, ast.expr_context)  # fmt: skip
@@ -58,7 +63,7 @@ class Conditions:
     Attributes:
         largest: the largest integer that a length or a distance may be compared with.
         named: where it stands in the code.
-        kinds: None, or the place of a branch by dtype or device.
+        kinds: None, or the place of a branch by dtype, device or environment.
         draws: None, or the place that draws random numbers of Python or NumPy.
         by_layer: whether the number of the layer in its model decides anything.
     """
@@ -133,6 +138,7 @@ class _Reader:
         self.kinds: str | None = None
         self.draws: str | None = None
         self.by_layer = False
+        self.aliases: set[str] = set()
 
     def read(self, part: Any) -> None:
         """Read a class or a function; a class' __init__ computes nothing in a call."""
@@ -150,6 +156,15 @@ class _Reader:
         if isinstance(node, ast.expr):
             self._expression(node, False)
             return
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                both = [(target, node.value)]
+                if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                    both = list(zip(target.elts, node.value.elts, strict=False))
+                self.aliases |= {
+                    x.id for x, value in both
+                    if isinstance(x, ast.Name) and isinstance(value, ast.Attribute) and value.attr in _KINDS
+                }  # fmt: skip
         tests = [getattr(node, name, None) for name in ("test", "subject")]
         for test in tests:
             if test is not None:
@@ -165,6 +180,8 @@ class _Reader:
         if isinstance(node, ast.Compare):
             compares = True
             self._condition(node)
+            if any(isinstance(x, ast.Call) and _name(x) in _SLOW for x in ast.walk(node)):
+                self.largest, self.named = sys.maxsize, f"{ast.unparse(node)} in {self.place}"
         elif isinstance(node, ast.IfExp):
             self._condition(node.test)
         elif isinstance(node, ast.Subscript) and not _is_cache(node.value):
@@ -176,7 +193,9 @@ class _Reader:
         elif isinstance(node, ast.Attribute) and node.attr == "random":
             self.draws = self.draws or f"random in {self.place}"
         if isinstance(node, ast.Call):
-            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            name = _name(node)
+            if name in _LOOKUPS and not _is_cache(getattr(node.func, "value", node)):
+                self._condition(node)
             given = [*node.args, *(word.value for word in node.keywords)]
             if name in _SIZES:
                 given = [x for x in given if not all(isinstance(y, _PLAIN) for y in ast.walk(x))]
@@ -206,7 +225,9 @@ class _Reader:
             word = getattr(x, "attr", getattr(x, "id", None))
             if word in LAYER_NUMBERS and id(x) not in in_caches:
                 self.by_layer = True
-            if dtypes and isinstance(word, str) and (word in _KINDS or "dtype" in word or "device" in word):
+            asks = isinstance(x, ast.Call) and _name(x) == "type" and not (x.args or x.keywords)
+            kind = isinstance(word, str) and (word in self.aliases | _KINDS or "dtype" in word or "device" in word)
+            if dtypes and (asks or kind):
                 text = ast.unparse(node)
                 if "mask" not in text and "finfo" not in text and not _OTHER_DEVICE.fullmatch(text):
                     self.kinds = self.kinds or f"{text} in {self.place}"
@@ -246,6 +267,11 @@ def _largest(value: Any, compares: bool) -> int:
     if isinstance(value, Mapping):
         value = list(value.values())
     return max([0, *(_largest(x, compares) for x in value)]) if isinstance(value, (list, tuple, set)) else 0
+
+
+def _name(call: ast.Call) -> str:
+    """Return the name of the function or method that is called."""
+    return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
 
 
 def _with_none(node: ast.Compare) -> bool:

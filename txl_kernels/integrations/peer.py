@@ -47,6 +47,8 @@ class Accelerated:
             the original runs.
         arguments: the names of this method's parameters, but for self.
         beside: the module that defines this method, for the functions that it calls.
+        converts: whether the adapter's method, and not `fall_back`, converts arguments for the
+            original.
         omitted: names of submodules that a trial's copy of a module leaves out.
         trial_settings: settings of a trial's copy, beside those of `settings_from`.
     """
@@ -61,6 +63,7 @@ class Accelerated:
     replaced: ClassVar[Any] = None
     arguments: ClassVar[tuple[str, ...]] = ()
     beside: ClassVar[Any] = None
+    converts: ClassVar[bool] = False
     omitted: ClassVar[tuple[str, ...]] = ()
     trial_settings: ClassVar[Mapping[str, Any]] = {}
 
@@ -84,8 +87,8 @@ class Accelerated:
 
     @staticmethod
     def mask_forms(module: Any) -> tuple[str, ...]:
-        """Return the forms of masks that callers of the module pass: "bool", "integer" and
-        "additive"."""
+        """Return the forms of masks that callers of the module pass: "bool", "integer", "real" (of
+        0 and 1) and "additive"."""
         return ("bool",)
 
     @staticmethod
@@ -231,27 +234,43 @@ Sample = tuple[Tensor, Callable[[Any, Tensor], Any]]
 
 class RandomInputs:
     """Small random float32 tensors on the CPU, the same at every run, for B sequences of T frames,
-    whose masks have a form of `mask_forms`."""
+    whose masks have a form of `mask_forms`.
 
-    def __init__(self, T: int, form: str = "bool", B: int = 2) -> None:
+    gradients: whether tensors require gradients.
+
+    Attributes:
+        made: the tensors, but for frames.
+    """
+
+    def __init__(self, T: int, form: str = "bool", B: int = 2, gradients: bool = False) -> None:
         self.T = T
         self.B = B
         self.form = form
+        self.made: list[Tensor] = []
+        self._gradients = gradients
         self._generator = torch.Generator("cpu").manual_seed(0)
 
     def normal(self, *shape: int) -> Tensor:
-        return torch.randn(shape, generator=self._generator, dtype=torch.float32, device="cpu")
+        self.made.append(self._normal(*shape).requires_grad_(self._gradients))
+        return self.made[-1]
 
     def frames(self, width: int) -> Tensor:
         """Return frames [B, T, width]."""
-        return self.normal(self.B, self.T, width)
+        return self._normal(self.B, self.T, width)
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, generator=self._generator, dtype=torch.float32, device="cpu")
 
     def mask(self, seen: Tensor | None) -> Tensor | None:
-        """Return the mask [B, 1, T, T] of transformers' attention interface, or None."""
+        """Return the mask [B, 1, T or 1, T] of transformers' attention interface, or None."""
         if seen is None:
             return None
-        seen = seen.unsqueeze(1)
+        seen = self.narrow(seen).unsqueeze(1)
         return additive(seen) if self.form == "additive" else seen
+
+    def narrow(self, seen: Tensor) -> Tensor:
+        """Return the keys that queries see, [B, 1, T] if all see the same, as callers pass them."""
+        return seen[:, :1] if seen.stride(1) == 0 else seen
 
     def padding(self, seen: Tensor | None) -> Tensor:
         """Return a padding mask [B, T], True for the keys that no query sees."""

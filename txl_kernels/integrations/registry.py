@@ -186,14 +186,15 @@ def _falling_back(adapter: type[Accelerated], theirs: Any) -> Any:
         state = self.__dict__[STATE]
         if "trial" in state:
             state["trial"].append((args, kwargs))
-        tried, refused = state.get("tried"), state.get("refused")
-        if tried is not None:
-            refused.set(tried.why_not(self, args, kwargs))  # for `why_not_kernel`
+        if "tried" in state and (why := state["tried"].why_not(self, args, kwargs)) is not None:
+            if not self.converts:
+                return self.fall_back(why, *args, **kwargs)
+            state["refused"].set(why)  # for `why_not_kernel`
         try:
             result = ours(self, *args, **kwargs) if by_name is None else by_name(self, args, kwargs)
         finally:
-            if tried is not None:
-                refused.set(None)
+            if "refused" in state:
+                state["refused"].set(None)
         return self.fall_back(result, *args, **kwargs) if isinstance(result, str) else result
 
     method.__signature__ = inspect.signature(theirs)  # type: ignore[attr-defined]

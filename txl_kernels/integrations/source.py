@@ -20,6 +20,7 @@ _COMMON_MODEL_MODULES = tuple(
 _IGNORED_FIELDS = ("annotation", "returns", "type_comment", "type_params", "type_ignores", "kind", "ctx")
 
 _trees: "weakref.WeakKeyDictionary[Any, tuple[ast.stmt, int]]" = weakref.WeakKeyDictionary()
+_texts: "weakref.WeakKeyDictionary[Any, tuple[tuple[tuple[str, str], ...], str]]" = weakref.WeakKeyDictionary()
 
 
 class ReplacedCode(TypeError):
@@ -44,9 +45,18 @@ def source_hash(original: type) -> str:
         if part in original.__mro__ or inspect.isfunction(part):  # the others are called
             check_code(part)
     names = {part.__name__: f"#{n}" for n, part in enumerate(found)}
-    trees = [canonical(part, names) for part in found]
+    trees = ", ".join(_text_of(part, names) for part in found)
     constants = {name: value for part in found for name, value in _constants(part).items()}
-    return hashlib.sha256(repr((trees, sorted(constants.items()))).encode()).hexdigest()[:16]
+    return hashlib.sha256(f"([{trees}], {sorted(constants.items())!r})".encode()).hexdigest()[:16]
+
+
+def _text_of(part: Any, names: dict[str, str]) -> str:
+    """Return `canonical` as text, which is kept, because each layer of a model has the same."""
+    key = tuple(names.items())
+    kept = _texts.get(part)
+    if kept is None or kept[0] != key:
+        kept = _texts[part] = key, repr(canonical(part, names))
+    return kept[1]
 
 
 def parts(original: type) -> list[Any]:

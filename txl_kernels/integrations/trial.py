@@ -10,6 +10,7 @@ those of the trial.
 import contextlib
 import copy
 import enum
+import hashlib
 import inspect
 import math
 import time
@@ -25,7 +26,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from torch.overrides import TorchFunctionMode
 
 from txl_kernels.integrations.attention import dropouts
-from txl_kernels.integrations.conditions import LAYER_NUMBERS, conditions_of, words
+from txl_kernels.integrations.conditions import LAYER_NUMBERS, Conditions, conditions_of, words
 from txl_kernels.integrations.peer import STATE, Accelerated, Peer, RandomInputs, new_state
 from txl_kernels.integrations.registry import accelerated_class
 from txl_kernels.integrations.source import source_hash
@@ -54,8 +55,8 @@ def verdict(module: nn.Module, peer: Peer, ancestors: Sequence[nn.Module], asked
     """Return the calls of a module that the peer's adapter answers as the module does, or the
     reason why it is not taken.
 
-    The result is kept for modules of the class with equal plain attributes and parameters of the
-    same names, shapes and dtypes.
+    The result is kept for modules of the class with equal plain attributes, equal buffers, and
+    parameters of the same names, shapes and dtypes.
 
     asked: True to rely on the comparison alone, where the source cannot be read or depends on what
     a trial does not vary: larger lengths, the dtype, the device, random numbers.
@@ -64,26 +65,28 @@ def verdict(module: nn.Module, peer: Peer, ancestors: Sequence[nn.Module], asked
         if peer.adapter.sample is Accelerated.sample:
             return f"there is no trial for {peer.name}"
         _check_can_be_tried(module)
-        large, by_layer = UNREAD, True
+        settings = peer.adapter.settings_from(ancestors) | dict(peer.adapter.trial_settings)
+        plain = [_key(module, by_layer) for by_layer in (False, True)]
+        keys = [None if key is None else (peer.adapter, asked, key, _plain(settings)) for key in plain]
+        kept = _verdicts.setdefault(type(module), {})
+        large, by_layer, undecided = UNREAD, True, None
         try:
             source_hash(type(module))  # is the source that of the code?
+            for key in keys:
+                if key is not None and key in kept:
+                    return kept[key]
             found = conditions_of(type(module), module, _read_past(module, peer))
         except (OSError, TypeError) as error:
             if not asked:
                 return f"a trial needs the class' source ({error})"
         else:
-            large, by_layer = found.largest, found.by_layer
-            if not asked:
-                _check_decided(found)
-        settings = peer.adapter.settings_from(ancestors) | dict(peer.adapter.trial_settings)
-        key = _key(module, by_layer)
-        key = None if key is None else (peer.adapter, asked, key, _plain(settings))
-        kept = _verdicts.setdefault(type(module), {})
-        if key is not None and key in kept:
-            return kept[key]
-        result = _tried(module, peer, settings, min(large, MAX_FRAMES), asked)
-        if key is not None:
-            kept[key] = result
+            large, by_layer, undecided = found.largest, found.by_layer, _why_not_decided(found)
+        if undecided is not None and not asked:
+            result: Tried | str = undecided
+        else:
+            result = _tried(module, peer, settings, min(large, MAX_FRAMES), asked)
+        if keys[by_layer] is not None:
+            kept[keys[by_layer]] = result
         return result
     except _NotTried as reason:
         return str(reason)
@@ -112,16 +115,17 @@ def _check_can_be_tried(module: nn.Module) -> None:
             raise _NotTried(f"a trial does not copy parameters of {x.dtype}")
 
 
-def _check_decided(found: Any) -> None:
-    """Raise _NotTried for a class whose code depends on what a trial does not vary."""
+def _why_not_decided(found: Conditions) -> str | None:
+    """Return the reason why a trial does not decide about a class, whose code depends on what it
+    does not vary, or None."""
     if found.draws is not None:
-        raise _NotTried(f"a trial cannot decide, because its code draws random numbers: {found.draws}")
+        return f"a trial cannot decide, because its code draws random numbers: {found.draws}"
     if found.kinds is not None:
-        raise _NotTried(f"a trial cannot decide, because its code depends on a dtype or a device: {found.kinds}")
+        return f"a trial cannot decide, because its code depends on a dtype or a device: {found.kinds}"
     if found.largest > MAX_FRAMES - 5:
-        raise _NotTried(
-            f"a trial has at most {MAX_FRAMES} frames, and its code may compare lengths with {found.largest}: {found.named}"
-        )
+        named = f"{found.largest}: {found.named}"
+        return f"a trial has at most {MAX_FRAMES} frames, and its code may compare lengths with {named}"
+    return None
 
 
 def _read_past(module: nn.Module, peer: Peer) -> tuple[nn.Module, ...]:
@@ -150,27 +154,35 @@ def _compared(module: nn.Module, peer: Peer, settings: dict[str, Any], large: in
     fast: Any = _copied(slow, ())
     fast.__dict__[STATE] = new_state(weights="none", **settings)
     set_class(fast, accelerated_class(peer, type(module)))
-    tried = Tried(type(module), adapter.method)
-    short, long = (adapter.sample_length(slow, least) for least in (FRAMES, max(large, FRAMES) + 5))
+    tried = Tried(type(module), adapter)
+    single, short, other, long = (
+        adapter.sample_length(slow, least) for least in (1, FRAMES, FRAMES + 3, max(large, FRAMES) + 5)
+    )
     compared: set[str] = set()
-    for case in _passes(short, long, adapter.mask_forms(slow)):
+    for case in _passes(single, short, other, long, adapter.mask_forms(slow)):
         if (case.autocast and asked) or (case.as_configured and "training" in compared):
             continue  # under autocast, code for CUDA may need other dtypes
         if case.as_configured:
             for copied in (slow, fast):
                 _copy_dropout(module, copied)
-        sample = adapter.sample(slow, RandomInputs(case.frames, case.form, case.batch), case.seen)
+        inputs = RandomInputs(case.frames, case.form, case.batch, case.gradients)
+        sample = adapter.sample(slow, inputs, case.seen)
         if sample is None:
             return "there is no input to try it with"
         for copied in (slow, fast):
             copied.train(case.training)
+            for part in copied.modules() if case.dropping_alone else ():
+                if isinstance(part, nn.Dropout):
+                    part.train()
         before = sum(fast.fallbacks.values())
         calls: list[Any] = []
         fast.__dict__[STATE]["trial"] = calls
         with _autocast_of_cuda(case.autocast):
-            theirs, ours = (_run(x, *sample, case) for x in (slow, fast))
+            theirs, ours = (_run(x, *sample, inputs.made, case) for x in (slow, fast))
         answered = sum(fast.fallbacks.values()) == before
-        wrong = _difference(theirs, ours, case.valid) or (_different_dropout(theirs, ours) if answered else None)
+        wrong = _difference(theirs, ours, case)
+        if wrong is None and answered:
+            wrong = _different_dropout(theirs, ours) or _different_state(slow, fast)
         if wrong is not None:
             return f"{case.label}: {wrong}"
         if case.gradients and not theirs.gradients:
@@ -200,6 +212,9 @@ class _Pass:
         gradients: whether gradients are compared.
         autocast: whether torch says that CUDA's autocast is on.
         batch: the number of sequences, B.
+        scale: a factor of the frames.
+        dropping_alone: whether dropout modules, and no others, are in training mode.
+        itself: whether the outputs count of those queries alone that see their own key.
         as_configured: whether dropout probabilities are the module's own. Such a call is needed if
             the adapter answers no call in training mode with others.
     """
@@ -212,22 +227,39 @@ class _Pass:
     gradients: bool = True
     autocast: bool = False
     batch: int = 2
+    scale: float = 1.0
+    dropping_alone: bool = False
+    itself: bool = False
     as_configured: bool = False
 
     @property
     def valid(self) -> Tensor | None:
-        """The queries that see a key, bool [B, T], or None for all."""
-        return None if self.seen is None else self.seen.any(-1)
+        """The queries whose outputs count, bool [B, T], or None for all: those that see a key."""
+        if self.seen is None:
+            return None
+        return self.seen.diagonal(dim1=1, dim2=2) if self.itself else self.seen.any(-1)
 
 
-def _passes(short: int, long: int, forms: Sequence[str]) -> Iterator[_Pass]:
+def _passes(single: int, short: int, other: int, long: int, forms: Sequence[str]) -> Iterator[_Pass]:
     masks: list[tuple[str, Tensor | None]] = [("without a mask", None), *_masks(short)]
     for form in forms:
         for training in (False, True):
             for number, (label, seen) in enumerate(masks):
                 gradients = form == forms[0] and number == 2 * training  # once in each mode
                 mode = " in training mode" if training else ""
-                yield _Pass(f"{label}, {form}{mode}", short, seen, form, training, gradients)
+                batch = 3 if seen is None else 2
+                yield _Pass(f"{label}, {form}{mode}", short, seen, form, training, gradients, batch=batch)
+    left = (torch.arange(short, device="cpu") >= torch.tensor([0, 4], device="cpu").view(-1, 1, 1)).expand(
+        2, short, short
+    )
+    yield _Pass("with padding on the left", short, left, forms[0], gradients=False, itself=True)
+    nothing = torch.ones(2, other, other, dtype=torch.bool, device="cpu")
+    yield _Pass("with a mask that hides nothing", other, nothing, forms[0], gradients=False)
+    yield _Pass(f"with a length of {single}", single, None, forms[0], gradients=False, batch=2)
+    yield _Pass("with large values", short, None, forms[0], gradients=False, scale=8.0)
+    yield _Pass(
+        "with dropout modules alone in training mode", short, None, forms[0], gradients=False, dropping_alone=True
+    )
     yield _Pass("under autocast", short, masks[1][1], forms[0], autocast=True)
     padding = (torch.arange(long, device="cpu") < long - 4).expand(1, long, long)
     for training, seen in ((False, None), (True, padding)):
@@ -293,10 +325,11 @@ def _copied(module: nn.Module, omitted: tuple[str, ...]) -> nn.Module:
 
 
 def _perturb(module: nn.Module) -> None:
-    """Change parameters that are often equal at first, and make dropout probabilities differ."""
+    """Change what is loaded with parameters and often equal at first, and make dropout
+    probabilities differ."""
     inputs = RandomInputs(0)
     with torch.no_grad():
-        for p in module.parameters():
+        for p in {id(x): x for x in module.state_dict(keep_vars=True).values() if x.is_floating_point()}.values():
             if p.dim() <= 1 or bool((p == p.flatten()[0]).all()):
                 p.add_(0.3 * inputs.normal(*p.shape))
             elif p.numel() < 2**14:  # tables and biases of heads
@@ -322,11 +355,9 @@ def _copy_dropout(module: nn.Module, copied: nn.Module) -> None:
         twin[name] = owner[name]
 
 
-def _difference(theirs: "_Result", ours: "_Result", valid: Tensor | None) -> str | None:
-    """Return how outputs or gradients differ, or None.
-
-    valid: the queries whose outputs count, bool [B, T], or None for all.
-    """
+def _difference(theirs: "_Result", ours: "_Result", case: _Pass) -> str | None:
+    """Return how outputs or gradients differ, or None."""
+    valid, tolerance = case.valid, TOLERANCE * case.scale**2  # scores, whose rounding counts, are greater
     if len(theirs.outputs) != len(ours.outputs):
         return f"its result has {len(theirs.outputs)} parts, where the adapter's has {len(ours.outputs)}"
     for number, (wanted, found) in enumerate(zip(theirs.outputs, ours.outputs, strict=True)):
@@ -337,7 +368,7 @@ def _difference(theirs: "_Result", ours: "_Result", valid: Tensor | None) -> str
             continue
         if number == 0 and valid is not None and wanted.shape[:2] == valid.shape == found.shape[:2]:
             wanted, found = wanted[valid], found[valid]
-        if not _same(found, wanted):
+        if not _same(found, wanted, tolerance=tolerance):
             return _off(name, found, wanted)
     if not theirs.gradients:
         return None
@@ -351,10 +382,10 @@ def _difference(theirs: "_Result", ours: "_Result", valid: Tensor | None) -> str
     return None
 
 
-def _same(found: Tensor, wanted: Tensor, least: float = 1e-5) -> bool:
+def _same(found: Tensor, wanted: Tensor, least: float = 1e-5, tolerance: float = TOLERANCE) -> bool:
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return False
-    return _norm(found - wanted) <= TOLERANCE * _norm(wanted) + least
+    return _norm(found - wanted) <= tolerance * _norm(wanted) + least
 
 
 def _norm(x: Tensor) -> float:
@@ -385,22 +416,25 @@ class _Result:
         self.dropped: list[tuple[float, Tensor | None]] = []
 
 
-def _run(module: Any, x: Tensor, call: Any, case: _Pass) -> _Result:
+def _run(module: Any, x: Tensor, call: Any, others: Sequence[Tensor], case: _Pass) -> _Result:
     result = _Result()
     with torch.set_grad_enabled(case.gradients):
-        x = x.clone().requires_grad_(case.gradients)
+        x = (case.scale * x.detach()).requires_grad_(case.gradients)
         try:
             outputs = list(_leaves(_called(module, x, call, result)))
         except NotImplementedError:  # FlexAttention has no gradients on a CPU
             with torch.no_grad():
                 outputs = list(_leaves(_called(module, x.detach(), call, result)))
-        out = outputs[0]
-        if out.requires_grad:
-            weight = RandomInputs(0).normal(*out.shape)
-            if case.valid is not None and out.shape[:2] == case.valid.shape:
-                weight = weight * case.valid.view(*case.valid.shape, *[1] * (out.dim() - 2))
+        made = [y for n, y in enumerate(outputs) if isinstance(y, Tensor) and (n == 0 or not _are_weights(y))]
+        weights = [RandomInputs(0).normal(*y.shape) for y in made if y.requires_grad]
+        made = [y for y in made if y.requires_grad]
+        if made and case.valid is not None and made[0] is outputs[0] and made[0].shape[:2] == case.valid.shape:
+            weights[0] = weights[0] * case.valid.view(*case.valid.shape, *[1] * (made[0].dim() - 2))
+        if made:
+            total = torch.stack([(y * weight).sum() for y, weight in zip(made, weights, strict=True)]).sum()
             named = {"its input": x, **dict(module.named_parameters())}
-            found = torch.autograd.grad((out * weight).sum(), list(named.values()), allow_unused=True)
+            named |= {f"argument {n} of shape {list(y.shape)}": y for n, y in enumerate(others)}
+            found = torch.autograd.grad(total, list(named.values()), allow_unused=True)
             result.gradients = {name: g for name, g in zip(named, found, strict=True) if g is not None}
     result.outputs = [y.detach() if isinstance(y, Tensor) else y for y in outputs]
     return result
@@ -477,9 +511,27 @@ def _different_dropout(theirs: _Result, ours: _Result) -> str | None:
     return None
 
 
+def _different_state(slow: nn.Module, fast: nn.Module) -> str | None:
+    """Return what a module keeps from a call, and the adapter does not, or None; the adapter may
+    leave out attention weights."""
+    for (name, theirs), ours in zip(slow.named_modules(), fast.modules(), strict=True):
+        held = {**vars(theirs), **theirs._buffers}
+        for key, value in held.items():
+            other = {**vars(ours), **ours._buffers}.get(key)
+            plain = value is None or isinstance(value, (bool, int, float, str))
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                same = isinstance(other, Tensor) and value.shape == other.shape and torch.equal(value, other)
+                same = same or (other is None and _are_weights(value))
+            else:
+                same = not plain or value == other or value != value
+            if not same:
+                return f"it keeps {'.'.join(filter(None, (name, key)))} from a call, and the adapter does not"
+    return None
+
+
 def _key(module: nn.Module, by_layer: bool) -> Any:
-    """Return what a verdict depends on, hashable, or None: plain attributes, and names, shapes and
-    dtypes of tensors, of a module and of those in it.
+    """Return what a verdict depends on, hashable, or None: plain attributes, buffers, and names,
+    shapes and dtypes of parameters, of a module and of those in it.
 
     by_layer: whether the layer's number counts.
     """
@@ -492,9 +544,15 @@ def _key(module: nn.Module, by_layer: bool) -> Any:
         if plain is None:
             return None
         tensors = [*part._parameters.items(), *part._buffers.items()]
-        shapes = tuple((k, None if x is None else (tuple(x.shape), x.dtype)) for k, x in tensors)
-        found.append((name, type(part), plain, shapes))
+        passing = part._non_persistent_buffers_set
+        shapes = tuple((k, k in passing, None if x is None else (tuple(x.shape), x.dtype)) for k, x in tensors)
+        values = tuple(None if x is None else _bytes(x) for x in part._buffers.values())
+        found.append((name, type(part), plain, shapes, values))
     return tuple(found)
+
+
+def _bytes(x: Tensor) -> bytes:
+    return hashlib.sha256(x.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()).digest()
 
 
 def _plain(value: Any) -> Any:

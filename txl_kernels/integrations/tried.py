@@ -12,25 +12,29 @@ from torch import Tensor
 class Tried:
     """The kinds of calls of a class that a trial has compared.
 
-    A tensor's kind is whether it is bool, integer or real, its number of axes, and whether its
-    shape is that of the call's first tensor; an object's is its class, a flag's or a string's its
-    value.
+    A tensor's kind is whether it is bool, integer or real, its number of axes, and whether it is
+    the call's first tensor or has its shape; an object's is its class, a flag's or a string's its
+    value. An argument that the adapter knows under another name or at another place must also be
+    given at the place where the trial had it.
 
     Attributes:
         training, gradients: whether training mode, and gradients, were compared.
         seconds: the duration of the trial.
     """
 
-    def __init__(self, original: type, method: str) -> None:
-        """original: the class. method: the name of its method whose calls are meant; its parameters
-        are those of a base's, where it passes on all (`*args`)."""
+    def __init__(self, original: type, adapter: Any) -> None:
+        """original: the class. adapter: of its calls. The parameters of the original's method are
+        those of a base's, where it passes on all (`*args`)."""
+        method = adapter.method
         methods = [vars(kind)[method] for kind in original.__mro__ if method in vars(kind)]
         signatures = [list(inspect.signature(x).parameters.values())[1:] for x in methods]
         named = [s for s in signatures if not any(x.kind is x.VAR_POSITIONAL for x in s)]
         parameters = (named or signatures)[0]
         self._names = [x.name for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
         self._defaults = {x.name: x.default for x in parameters}
-        self._kinds: set[tuple[str, Any]] = set()
+        ours = list(inspect.signature(getattr(adapter, method)).parameters.values())[1:]
+        self._ours = [x.name for x in ours if x.kind is x.POSITIONAL_OR_KEYWORD]
+        self._kinds: set[tuple[str, Any, Any]] = set()
         self._implementations: set[str | None] = set()
         self.training = False
         self.gradients = True
@@ -54,16 +58,20 @@ class Tried:
                 return f"an argument that its trial did not have, or had in another form: {found[0]}"
         return None
 
-    def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-        """Return the name and kind of each argument that is not its default."""
-        given = [*zip(self._names, args, strict=False), *kwargs.items()]
-        given += [("*args", x) for x in args[len(self._names) :]]
-        first = next((x for _, x in given if isinstance(x, Tensor)), None)
+    def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+        """Return the name, kind and place of each argument that is not its default. The place is
+        None where the adapter's parameters are the original's."""
+        names = [*self._names, *["*args"] * (len(args) - len(self._names))]
+        ours = [*self._ours, *[""] * (len(args) - len(self._ours))]
+        given: list[tuple[str, Any, Any]] = [
+            (names[n], x, None if names[n] == ours[n] else n) for n, x in enumerate(args)
+        ]
+        given += [(name, x, None if name in self._ours else "keyword") for name, x in kwargs.items()]
+        first = next((x for _, x, _ in given if isinstance(x, Tensor)), None)
         found = []
-        for name, value in given:
-            default = self._defaults.get(name)
-            if value is not None and value is not default and not (value is False and name not in self._defaults):
-                found.append((name, _kind(value, first)))
+        for name, value, place in given:
+            if value is not self._defaults.get(name) and (value is not False or name in self._defaults):
+                found.append((name, _kind(value, first), place))
         return found
 
 
@@ -74,7 +82,7 @@ def _implementation(module: Any) -> str | None:
 def _kind(value: Any, first: Tensor | None) -> Any:
     if isinstance(value, Tensor):
         real = value.is_floating_point()
-        same = real and first is not None and value.shape == first.shape
+        same = "itself" if value is first else real and first is not None and value.shape == first.shape
         return ("real" if real else "bool" if value.dtype == torch.bool else "integer"), value.dim(), same
     if isinstance(value, (bool, str)):
         return value

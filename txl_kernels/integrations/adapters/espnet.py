@@ -30,8 +30,8 @@ class ESPnet(Accelerated):
 
     @staticmethod
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
-        table = inputs.table(width_of(module.linear_pos))
-        return inputs.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, seen)
+        table, mask = inputs.table(width_of(module.linear_pos)), None if seen is None else inputs.narrow(seen)
+        return inputs.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, mask)
 
     def forward(
         self: Any, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor | None
@@ -59,7 +59,8 @@ class ESPnetLegacy(Accelerated):
     @staticmethod
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
         table = inputs.table(width_of(module.linear_pos), future=0)
-        return inputs.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, seen)
+        mask = None if seen is None else inputs.narrow(seen)
+        return inputs.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, mask)
 
     def forward(
         self: Any, query: Tensor, key: Tensor, value: Tensor, pos_emb: Tensor, mask: Tensor | None
@@ -102,7 +103,13 @@ class ESPnetTransducer(Accelerated):
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
         table = inputs.table(width_of(module.linear_pos))
         padding, hidden = inputs.padding(seen), None if seen is None else ~seen[0]
-        return inputs.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, padding, hidden)
+
+        def call(m: Any, x: Tensor) -> Tensor:
+            keys = x.roll(1, 0) if seen is None else x  # while it streams, keys are another tensor
+            out: Tensor = m(x, keys, keys, table, padding, hidden)
+            return out
+
+        return inputs.frames(width_of(module.linear_pos)), call
 
     def forward(
         self: Any, query: Tensor, key: Tensor, value: Tensor, pos_enc: Tensor, mask: Tensor,

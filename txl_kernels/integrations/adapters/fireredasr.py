@@ -15,8 +15,8 @@ class FireRed(Accelerated):
 
     @staticmethod
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
-        table = inputs.table(width_of(module.linear_pos))
-        return inputs.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, mask=seen)[0]
+        table, mask = inputs.table(width_of(module.linear_pos)), None if seen is None else inputs.narrow(seen)
+        return inputs.frames(width_of(module.linear_pos)), lambda m, x: m(x, x, x, table, mask=mask)[0]
 
     def forward(self: Any, q: Tensor, k: Tensor, v: Tensor, pos_emb: Tensor, mask: Tensor | None = None) -> Any:
         dropout_p = dropout_of(self.attention.dropout)

@@ -82,6 +82,7 @@ class TextModel(Accelerated):
 class Attention(Accelerated):
     """The common part of the attention layers of Inkling and of Inkling 2."""
 
+    converts = True
     reads = ("past_key_values",)
 
     @staticmethod

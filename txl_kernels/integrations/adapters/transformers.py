@@ -214,7 +214,7 @@ class FastSpeech2(Accelerated):
 
     @staticmethod
     def mask_forms(module: Any) -> tuple[str, ...]:
-        return ("bool", "integer")
+        return ("bool", "integer", "real")
 
     @staticmethod
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
@@ -222,8 +222,8 @@ class FastSpeech2(Accelerated):
             inputs.table(width_of(module.linear_pos)),
             None if seen is None else ~inputs.padding(seen).unsqueeze(1),
         )
-        if mask is not None and inputs.form == "integer":
-            mask = mask.long()
+        if mask is not None and inputs.form != "bool":
+            mask = mask.long() if inputs.form == "integer" else mask.float()
         return inputs.frames(width_of(module.linear_q)), lambda m, x: m(x, mask, table)
 
     def forward(

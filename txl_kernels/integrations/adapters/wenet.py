@@ -20,7 +20,7 @@ class WeNet(Accelerated):
 
     @staticmethod
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
-        width, mask = width_of(module.linear_pos), NO_MASK if seen is None else seen
+        width, mask = width_of(module.linear_pos), NO_MASK if seen is None else inputs.narrow(seen)
         held = 5 if seen is None else 0
         table = inputs.table(width, inputs.T - 1 + held, inputs.T - 1 + held)
         cache = inputs.normal(inputs.B, module.h, held, 2 * module.d_k) if held else NO_CACHE
