@@ -29,6 +29,8 @@ NOT_TRIED = {
     "nemo transformer": "its code depends on a dtype or a device: q.is_cuda",
     "longt5 local": "there is no trial for LongT5Local",
     "speechbrain beats": "there is no trial for SpeechBrainBEATs",
+    "mpt": "there is no trial for MPT",
+    "speecht5": "there is no trial for SpeechT5",
     "zipformer": "its code draws random numbers",
 }
 UNKNOWN = "an argument that its trial did not have, or had in another form"
