@@ -144,7 +144,7 @@ def _compared(module: nn.Module, peer: Peer, settings: dict[str, Any], large: in
     fast: Any = copied(slow, ())
     fast.__dict__[STATE] = new_state(weights="none", **settings)
     set_class(fast, accelerated_class(peer, type(module)))
-    tried = Tried(type(module), adapter)
+    tried = Tried(type(module), adapter.method)
     single, short, other, long = (
         adapter.sample_length(slow, least) for least in (1, FRAMES, FRAMES + 3, max(large, FRAMES) + 5)
     )

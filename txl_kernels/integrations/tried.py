@@ -14,27 +14,23 @@ class Tried:
 
     A tensor's kind is whether it is bool, integer or real, its number of axes, and whether it is
     the call's first tensor or has its shape; an object's is its class, a flag's or a string's its
-    value. An argument that the adapter knows under another name or at another place must also be
-    given at the place where the trial had it.
+    value.
 
     Attributes:
         training, gradients: whether training mode, and gradients, were compared.
         seconds: the duration of the trial.
     """
 
-    def __init__(self, original: type, adapter: Any) -> None:
-        """original: the class. adapter: of its calls. The parameters of the original's method are
-        those of a base's, where it passes on all (`*args`)."""
-        method = adapter.method
+    def __init__(self, original: type, method: str) -> None:
+        """original: the class. method: the name of its method whose calls are meant; its parameters
+        are those of a base's, where it passes on all (`*args`)."""
         methods = [vars(kind)[method] for kind in original.__mro__ if method in vars(kind)]
         signatures = [list(inspect.signature(x).parameters.values())[1:] for x in methods]
         named = [s for s in signatures if not any(x.kind is x.VAR_POSITIONAL for x in s)]
         parameters = (named or signatures)[0]
         self._names = [x.name for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
         self._defaults = {x.name: x.default for x in parameters}
-        ours = list(inspect.signature(getattr(adapter, method)).parameters.values())[1:]
-        self._ours = [x.name for x in ours if x.kind is x.POSITIONAL_OR_KEYWORD]
-        self._kinds: set[tuple[str, Any, Any]] = set()
+        self._kinds: set[tuple[str, Any]] = set()
         self._implementations: set[str | None] = set()
         self.training = False
         self.gradients = True
@@ -58,21 +54,16 @@ class Tried:
                 return f"an argument that its trial did not have, or had in another form: {found[0]}"
         return None
 
-    def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-        """Return the name, kind and place of each argument that is not its default. The place is
-        None where the adapter's parameters are the original's."""
+    def _of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+        """Return the name and kind of each argument that is not its default."""
         names = [*self._names, *["*args"] * (len(args) - len(self._names))]
-        ours = [*self._ours, *[""] * (len(args) - len(self._ours))]
-        given: list[tuple[str, Any, Any]] = [
-            (names[n], x, None if names[n] == ours[n] else n) for n, x in enumerate(args)
+        given = [*zip(names, args, strict=False), *kwargs.items()]
+        first = next((x for _, x in given if isinstance(x, Tensor)), None)
+        return [
+            (name, _kind(value, first))
+            for name, value in given
+            if value is not self._defaults.get(name) and (value is not False or name in self._defaults)
         ]
-        given += [(name, x, None if name in self._ours else "keyword") for name, x in kwargs.items()]
-        first = next((x for _, x, _ in given if isinstance(x, Tensor)), None)
-        found = []
-        for name, value, place in given:
-            if value is not self._defaults.get(name) and (value is not False or name in self._defaults):
-                found.append((name, _kind(value, first), place))
-        return found
 
 
 def _implementation(module: Any) -> str | None:
