@@ -31,8 +31,6 @@ NOT_TRIED = {
     "mpt": "there is no trial for MPT",
     "speecht5": "there is no trial for SpeechT5",
     "speechbrain beats": "there is no trial for SpeechBrainBEATs",
-    "mpt": "there is no trial for MPT",
-    "speecht5": "there is no trial for SpeechT5",
     "zipformer": "its code draws random numbers",
 }
 UNKNOWN = "an argument that its trial did not have, or had in another form"

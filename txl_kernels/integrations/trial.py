@@ -149,7 +149,7 @@ def _compared(module: nn.Module, peer: Peer, settings: dict[str, Any], large: in
         adapter.sample_length(slow, least) for least in (1, FRAMES, FRAMES + 3, max(large, FRAMES) + 5)
     )
     compared: set[str] = set()
-    told = _is_told_of_weights(type(module), adapter.method)
+    can_ask = _can_ask_for_weights(type(module), adapter.method)
     for case in passes(single, short, other, long, adapter.mask_forms(slow)):
         if (case.autocast and asked) or (case.as_configured and "training" in compared):
             continue  # under autocast, code for CUDA may need other dtypes
@@ -174,8 +174,8 @@ def _compared(module: nn.Module, peer: Peer, settings: dict[str, Any], large: in
         wrong = difference(theirs, ours, case)
         if wrong is None and answered:
             wrong = different_dropout(theirs, ours) or different_state(slow, fast)
-        if wrong is None and answered and not told and None in ours.outputs and None not in theirs.outputs:
-            wrong = "it returns attention weights in every call, and is not told whether they are wanted"
+        if wrong is None and answered and not can_ask and None in ours.outputs and None not in theirs.outputs:
+            wrong = "it returns attention weights in every call, and callers cannot say whether they want them"
         if wrong is not None:
             return f"{case.label}: {wrong}"
         if case.gradients and not theirs.gradients:
@@ -192,7 +192,7 @@ def _compared(module: nn.Module, peer: Peer, settings: dict[str, Any], large: in
     return tried
 
 
-def _is_told_of_weights(original: type, method: str) -> bool:
+def _can_ask_for_weights(original: type, method: str) -> bool:
     """Whether callers of a method can say that they want attention weights."""
     parameters = [
         x
