@@ -19,6 +19,7 @@ from releases import FAULTS, release, released
 from torch import nn
 from torch.nn.utils import parametrize
 
+from implementations import bare_peers
 from implementations.peer_cases import PeerCase, Sizes
 from txl_kernels.integrations import accelerate, registry, restore, trial
 from txl_kernels.integrations.registry import find, path_of
@@ -384,3 +385,23 @@ def test_another_attention_implementation_than_the_trials() -> None:
     case.module.config._attn_implementation = "eager"
     compare(both(case), want)
     assert report.fallbacks == {"another attention implementation than in its trial": 1}
+
+
+def test_weights_that_nobody_can_ask_for() -> None:
+    """UMT5's attention before 5.15 returns its weights in every call, for a caller who may want
+    them."""
+    m = bare_peers.transformers("umt5")
+    config = m.UMT5Config(d_model=32, d_kv=8, num_heads=4, num_layers=1, d_ff=32, vocab_size=8)
+    config._attn_implementation = "eager"
+
+    class Earlier(m.UMT5Attention):  # type: ignore[misc,name-defined]
+        def forward(
+            self, hidden_states: Any, encoder_hidden_states: Any = None, cache: Any = None, attention_mask: Any = None
+        ) -> Any:
+            return super().forward(hidden_states, encoder_hidden_states, cache, attention_mask)
+
+    module = m.UMT5Attention(config, has_relative_attention_bias=True, layer_idx=0).eval()
+    assert accelerate(copy.deepcopy(module), strict=True)
+    module.__class__ = Earlier
+    with pytest.warns(UserWarning, match="callers cannot say whether they want them"):
+        assert not accelerate(module, verify=True).accelerated

@@ -195,12 +195,9 @@ def _compared(module: nn.Module, peer: Peer, settings: dict[str, Any], large: in
 
 def _can_ask_for_weights(original: type, method: str) -> bool:
     """Whether callers of a method can say that they want attention weights."""
-    parameters = [
-        x
-        for kind in original.__mro__
-        if method in vars(kind)
-        for x in signature(vars(kind)[method]).parameters.values()
-    ]
+    found = [signature(vars(kind)[method]).parameters.values() for kind in original.__mro__ if method in vars(kind)]
+    named = [x for x in found if not any(y.kind is y.VAR_POSITIONAL for y in x)]
+    parameters = (named or found)[0]
     return any(x.kind is x.VAR_KEYWORD or "output_att" in x.name or "weights" in x.name for x in parameters)
 
 
