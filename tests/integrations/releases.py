@@ -122,9 +122,6 @@ FAULTS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "t5": _T5,
     "t5 decoder": _T5,
-    "umt5": _T5 | {
-        "mask": ("            attention_mask,\n", "            None if attention_mask is None else attention_mask == 0,\n"),
-    },
     "mpnet": {
         "scale": ("math.sqrt(self.attention_head_size)", "self.attention_head_size"),
         "mask": ("attention_scores + attention_mask", "attention_scores - 1e30 * (attention_mask == 0)"),

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.usefixtures("unknown")
 NOT_TRIED = {
     "nemo transformer": "its code depends on a dtype or a device: q.is_cuda",
     "longt5 local": "there is no trial for LongT5Local",
+    "umt5": "there is no trial for UMT5",
     "mpt": "there is no trial for MPT",
     "speecht5": "there is no trial for SpeechT5",
     "speechbrain beats": "there is no trial for SpeechBrainBEATs",
@@ -388,20 +389,19 @@ def test_another_attention_implementation_than_the_trials() -> None:
 
 
 def test_weights_that_nobody_can_ask_for() -> None:
-    """UMT5's attention before 5.15 returns its weights in every call, for a caller who may want
-    them."""
-    m = bare_peers.transformers("umt5")
-    config = m.UMT5Config(d_model=32, d_kv=8, num_heads=4, num_layers=1, d_ff=32, vocab_size=8)
+    """A caller may want the weights that an attention returns in every call."""
+    m = bare_peers.transformers("wav2vec2_conformer")
+    config = m.Wav2Vec2ConformerConfig(hidden_size=32, num_attention_heads=4, position_embeddings_type="relative")
     config._attn_implementation = "eager"
 
-    class Earlier(m.UMT5Attention):  # type: ignore[misc,name-defined]
+    class Earlier(m.Wav2Vec2ConformerSelfAttention):  # type: ignore[misc,name-defined]
         def forward(
-            self, hidden_states: Any, encoder_hidden_states: Any = None, cache: Any = None, attention_mask: Any = None
+            self, hidden_states: Any, attention_mask: Any = None, relative_position_embeddings: Any = None
         ) -> Any:
-            return super().forward(hidden_states, encoder_hidden_states, cache, attention_mask)
+            return super().forward(hidden_states, attention_mask, relative_position_embeddings)
 
-    module = m.UMT5Attention(config, has_relative_attention_bias=True, layer_idx=0).eval()
+    module = m.Wav2Vec2ConformerSelfAttention(config).eval()
     assert accelerate(copy.deepcopy(module), strict=True)
-    module.__class__ = Earlier
+    module.__class__ = Earlier  # of this module: no model of transformers has it
     with pytest.warns(UserWarning, match="callers cannot say whether they want them"):
         assert not accelerate(module, verify=True).accelerated

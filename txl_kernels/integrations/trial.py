@@ -9,6 +9,7 @@ those of the trial.
 
 import enum
 import hashlib
+import sys
 import time
 import types
 import weakref
@@ -194,7 +195,10 @@ def _compared(module: nn.Module, peer: Peer, settings: dict[str, Any], large: in
 
 
 def _can_ask_for_weights(original: type, method: str) -> bool:
-    """Whether callers of a method can say that they want attention weights."""
+    """Whether callers of a method can say that they want attention weights: by an argument, or by
+    transformers' collector of outputs."""
+    if original.__module__.startswith("transformers.") and "transformers.utils.output_capturing" in sys.modules:
+        return True
     found = [signature(vars(kind)[method]).parameters.values() for kind in original.__mro__ if method in vars(kind)]
     named = [x for x in found if not any(y.kind is y.VAR_POSITIONAL for y in x)]
     parameters = (named or found)[0]
