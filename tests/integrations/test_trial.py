@@ -405,3 +405,11 @@ def test_weights_that_nobody_can_ask_for() -> None:
     module.__class__ = Earlier  # of this module: no model of transformers has it
     with pytest.warns(UserWarning, match="callers cannot say whether they want them"):
         assert not accelerate(module, verify=True).accelerated
+
+
+def test_module_without_a_part_that_the_adapter_reads() -> None:
+    """Inkling 2's layers of 5.23 have no table of their own, for example."""
+    module = small("nemo").module
+    del module.dropout
+    with pytest.warns(UserWarning, match=r"it is not like nemo\..*dropout"):
+        assert not accelerate(module).accelerated

@@ -81,6 +81,8 @@ def verdict(module: nn.Module, peer: Peer, ancestors: Sequence[nn.Module], asked
         return result
     except _NotTried as reason:
         return str(reason)
+    except AttributeError as error:  # of a part that the adapter reads
+        return f"it is not like {peer.path}: {error}"
 
 
 def _check_can_be_tried(module: nn.Module) -> None:
