@@ -6,6 +6,7 @@ import dataclasses
 import random
 import re
 import threading
+import types
 import warnings
 import weakref
 from pathlib import Path
@@ -412,4 +413,12 @@ def test_module_without_a_part_that_the_adapter_reads() -> None:
     module = small("nemo").module
     del module.dropout
     with pytest.warns(UserWarning, match=r"it is not like nemo\..*dropout"):
+        assert not accelerate(module).accelerated
+
+
+def test_attributes_that_refer_to_each_other() -> None:
+    module = small("nemo").module
+    module.shared = types.SimpleNamespace()
+    module.shared.itself = module.shared
+    with pytest.warns(UserWarning, match=r"it cannot be tried: RecursionError"):
         assert not accelerate(module).accelerated

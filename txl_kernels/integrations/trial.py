@@ -83,6 +83,8 @@ def verdict(module: nn.Module, peer: Peer, ancestors: Sequence[nn.Module], asked
         return str(reason)
     except AttributeError as error:  # of a part that the adapter reads
         return f"it is not like {peer.path}: {error}"
+    except Exception as error:  # code and attributes of any kind
+        return f"it cannot be tried: {type(error).__name__}: {error}"
 
 
 def _check_can_be_tried(module: nn.Module) -> None:
