@@ -389,7 +389,7 @@ def test_another_attention_implementation_than_the_trials() -> None:
     assert report.fallbacks == {"another attention implementation than in its trial": 1}
 
 
-def test_weights_that_nobody_can_ask_for() -> None:
+def test_weights_that_callers_cannot_ask_for() -> None:
     """A caller may want the weights that an attention returns in every call."""
     m = bare_peers.transformers("wav2vec2_conformer")
     config = m.Wav2Vec2ConformerConfig(hidden_size=32, num_attention_heads=4, position_embeddings_type="relative")

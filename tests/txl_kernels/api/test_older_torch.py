@@ -21,10 +21,11 @@ MODULES = (
     "torch", "torch._C", "torch._C._autograd", "torch._C._functorch", "torch._ops", "torch._subclasses.fake_tensor",
     "torch.autograd", "torch.autograd.forward_ad", "torch.autograd.function", "torch.backends", "torch.backends.cuda",
     "torch.backends.mkldnn", "torch.compiler", "torch.cuda", "torch.distributed", "torch.distributed.rendezvous",
-    "torch.fx.experimental.symbolic_shapes", "torch.fx.traceback", "torch.jit",
+    "torch.fx", "torch.fx.experimental.symbolic_shapes", "torch.fx.traceback", "torch.jit",
     "torch.library", "torch.nn", "torch.nn.functional", "torch.nn.init", "torch.nn.attention.flex_attention",
-    "torch.nn.modules", "torch.nn.modules.module", "torch.nn.parallel", "torch.nn.utils", "torch.onnx", "torch.optim",
-    "torch.optim.lr_scheduler", "torch.utils", "torch.utils.checkpoint", "torch.utils.data",
+    "torch.nn.modules", "torch.nn.modules.module", "torch.nn.parallel", "torch.nn.utils",
+    "torch.nn.utils.parametrize", "torch.onnx", "torch.optim", "torch.optim.lr_scheduler", "torch.overrides",
+    "torch.utils", "torch.utils.checkpoint", "torch.utils.data",
     "torch.utils.flop_counter", "torch.utils.hooks",
 )  # fmt: skip
 
