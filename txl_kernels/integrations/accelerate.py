@@ -17,7 +17,7 @@ from txl_kernels.integrations.registry import accelerated_class, find, find_copi
 from txl_kernels.integrations.select import Chosen, Selection
 from txl_kernels.integrations.streaming import evict
 from txl_kernels.integrations.trial import verdict
-from txl_kernels.integrations.tried import Refusals, Tried
+from txl_kernels.integrations.tried import Tried
 from txl_kernels.integrations.wrapped import has_replaced_forward, replaced_method, set_class
 
 Weights = Literal["fallback", "none"]
@@ -184,7 +184,7 @@ def accelerate(
         if isinstance(module, Accelerated):
             path = path_of(module.original)
             note = "" if path == module.peer.path else f", as {module.peer.path}"
-            note += ", tried out" if "tried" in module.__dict__[STATE] else ""
+            note += ", tried out" if module.setting("tried") else ""
             reason = "its forward was replaced on the instance" if has_replaced_forward(module) else None
             row = Row(name, path, reason, weakref.ref(module), note)
             accelerated.append((module, ancestors, selected))
@@ -209,7 +209,7 @@ def accelerate(
                     "registered with Peer(.., applies_window=True)"
                 )
     for module, peer, tried, ancestors in new:
-        module.__dict__[STATE] = new_state(**({} if tried is None else {"tried": tried, "refused": Refusals()}))
+        module.__dict__[STATE] = new_state(tried=tried)
         set_class(module, accelerated_class(peer, type(module)))
         accelerated.append((module, ancestors, True))
     for known, ancestors, selected in accelerated:

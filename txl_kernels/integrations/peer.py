@@ -47,8 +47,6 @@ class Accelerated:
             the original runs.
         arguments: the names of this method's parameters, but for self.
         beside: the module that defines this method, for the functions that it calls.
-        converts: whether the adapter's method, and not `fall_back`, converts arguments for the
-            original.
         omitted: names of submodules that a trial's copy of a module leaves out.
         trial_settings: settings of a trial's copy, beside those of `settings_from`.
     """
@@ -63,7 +61,6 @@ class Accelerated:
     replaced: ClassVar[Any] = None
     arguments: ClassVar[tuple[str, ...]] = ()
     beside: ClassVar[Any] = None
-    converts: ClassVar[bool] = False
     omitted: ClassVar[tuple[str, ...]] = ()
     trial_settings: ClassVar[Mapping[str, Any]] = {}
 
@@ -174,9 +171,6 @@ class Accelerated:
 
     def why_not_kernel(self: Any, x: Tensor, dropout_p: float = 0.0) -> str | None:
         """Return the reason why no kernel supports tensors like x and this dropout now, or None."""
-        refused = self.__dict__[STATE].get("refused")
-        if refused is not None and (why := refused.get()) is not None:
-            return str(why)
         if torch._C._get_tracing_state() is not None:
             return EXPORTED
         if exporting() and self.setting("export") != "operator":

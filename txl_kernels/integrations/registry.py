@@ -186,15 +186,10 @@ def _falling_back(adapter: type[Accelerated], theirs: Any) -> Any:
         state = self.__dict__[STATE]
         if "trial" in state:
             state["trial"].append((args, kwargs))
-        if "tried" in state and (why := state["tried"].why_not(self, args, kwargs)) is not None:
-            if not self.converts:
-                return self.fall_back(why, *args, **kwargs)
-            state["refused"].set(why)  # for `why_not_kernel`
-        try:
+        tried = state.get("tried")
+        result = None if tried is None else tried.why_not(self, args, kwargs)
+        if result is None:
             result = ours(self, *args, **kwargs) if by_name is None else by_name(self, args, kwargs)
-        finally:
-            if "refused" in state:
-                state["refused"].set(None)
         return self.fall_back(result, *args, **kwargs) if isinstance(result, str) else result
 
     method.__signature__ = inspect.signature(theirs)  # type: ignore[attr-defined]

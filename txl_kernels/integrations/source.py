@@ -192,7 +192,7 @@ def check_code(part: Any) -> None:
             continue
         node = nodes.get(name)
         if wrapped or (node is not None and node.decorator_list):
-            function = _written(function) if wrapped else inspect.unwrap(function)
+            function = inspect.unwrap(function)
         first = () if node is None else [before + n for n in (node.lineno, *(x.lineno for x in node.decorator_list))]
         if function.__code__.co_firstlineno not in first:
             raise ReplacedCode(f"{part.__qualname__}.{name} is not that of its source: it was replaced")

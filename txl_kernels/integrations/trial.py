@@ -7,6 +7,7 @@ them: no generator, default or parameter. It shows that two codes agree on the i
 those of the trial.
 """
 
+import copy
 import enum
 import hashlib
 import sys
@@ -14,7 +15,6 @@ import time
 import types
 import weakref
 from collections.abc import Sequence
-from inspect import signature
 from typing import Any
 
 import torch
@@ -26,9 +26,8 @@ from txl_kernels.integrations.peer import STATE, Accelerated, Peer, RandomInputs
 from txl_kernels.integrations.registry import accelerated_class
 from txl_kernels.integrations.source import source_hash
 from txl_kernels.integrations.trial_calls import autocast_of_cuda, passes
-from txl_kernels.integrations.trial_copy import copied, copy_dropout, perturb
 from txl_kernels.integrations.trial_results import difference, different_dropout, different_state, run
-from txl_kernels.integrations.tried import Tried
+from txl_kernels.integrations.tried import Tried, parameters_of
 from txl_kernels.integrations.wrapped import set_class
 from txl_kernels.torch_state import is_plain
 
@@ -144,9 +143,9 @@ def _tried(module: nn.Module, peer: Peer, settings: dict[str, Any], large: int, 
 
 def _compared(module: nn.Module, peer: Peer, settings: dict[str, Any], large: int, asked: bool) -> Tried | str:
     adapter = peer.adapter
-    slow: Any = copied(module, adapter.omitted)
-    perturb(slow)
-    fast: Any = copied(slow, ())
+    slow: Any = _copied(module, adapter.omitted)
+    _perturb(slow)
+    fast: Any = _copied(slow, ())
     fast.__dict__[STATE] = new_state(weights="none", **settings)
     set_class(fast, accelerated_class(peer, type(module)))
     tried = Tried(type(module), adapter.method)
@@ -160,7 +159,7 @@ def _compared(module: nn.Module, peer: Peer, settings: dict[str, Any], large: in
             continue  # under autocast, code for CUDA may need other dtypes
         if case.as_configured:
             for module_copy in (slow, fast):
-                copy_dropout(module, module_copy)
+                _copy_dropout(module, module_copy)
         inputs = RandomInputs(case.frames, case.form, case.batch, case.gradients)
         sample = adapter.sample(slow, inputs, case.seen)
         if sample is None:
@@ -198,14 +197,76 @@ def _compared(module: nn.Module, peer: Peer, settings: dict[str, Any], large: in
     return tried
 
 
+def _copied(module: nn.Module, omitted: tuple[str, ...]) -> nn.Module:
+    """Return a float32 copy of a module on the CPU, without hooks.
+
+    omitted: names of submodules that an empty list replaces.
+    """
+    left_out = [x for name in omitted for x in module.get_submodule(name).modules()]
+    parts: list[Any] = [x for x in module.modules() if not any(x is y for y in left_out)]
+    twins: dict[int, Any] = {id(x): x.__class__.__new__(x.__class__) for x in parts}
+    memo: dict[int, Any] = dict(twins)  # of deepcopy: bound methods, for example, refer to the copies
+
+    def tensor(x: Any) -> Any:
+        if x is not None and id(x) not in memo:
+            made = x.detach().to("cpu", torch.float32 if x.is_floating_point() else x.dtype, copy=True)
+            memo[id(x)] = nn.Parameter(made) if isinstance(x, nn.Parameter) else made
+        return memo.get(id(x))
+
+    for part in parts:
+        twin = twins[id(part)]
+        nn.Module.__init__(twin)
+        twin.training = part.training
+        twin._parameters = {name: tensor(x) for name, x in part._parameters.items()}
+        twin._buffers = {name: tensor(x) for name, x in part._buffers.items()}
+        twin._non_persistent_buffers_set = set(part._non_persistent_buffers_set)
+        twin._modules = {name: twins.get(id(x), nn.ModuleList()) for name, x in part._modules.items() if x is not None}
+        twin._modules |= {name: None for name, x in part._modules.items() if x is None}
+    for part in parts:
+        own = twins[id(part)].__dict__
+        for name, value in part.__dict__.items():
+            if name not in own:
+                own[name] = tensor(value) if isinstance(value, Tensor) else copy.deepcopy(value, memo)
+    return twins[id(module)]  # type: ignore[no-any-return]
+
+
+def _perturb(module: nn.Module) -> None:
+    """Change what is loaded with parameters and often equal at first, and make dropout
+    probabilities differ."""
+    inputs = RandomInputs(0)
+    with torch.no_grad():
+        for p in {id(x): x for x in module.state_dict(keep_vars=True).values() if x.is_floating_point()}.values():
+            if p.dim() <= 1 or bool((p == p.flatten()[0]).all()):
+                p.add_(0.3 * inputs.normal(*p.shape))
+            elif p.numel() < 2**14:  # tables and biases of heads
+                p.add_(0.02 * inputs.normal(*p.shape))
+    for number, (owner, name) in enumerate(_dropouts_of(module)):
+        owner[name] = 0.1 + 0.3 / (number + 2)
+
+
+def _dropouts_of(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
+    """Return the dictionaries and names of dropout probabilities, of modules and configurations."""
+    found = []
+    for part in module.modules():
+        for owner in (vars(part), getattr(getattr(part, "config", None), "__dict__", {})):
+            for name, value in owner.items():
+                if type(value) is float and ("drop" in name or (name == "p" and isinstance(part, nn.Dropout))):
+                    found.append((owner, name))
+    return found
+
+
+def _copy_dropout(module: nn.Module, twin: nn.Module) -> None:
+    """Give a copy of a module the module's dropout probabilities."""
+    for (owner, name), (own, _) in zip(_dropouts_of(module), _dropouts_of(twin), strict=True):
+        own[name] = owner[name]
+
+
 def _can_ask_for_weights(original: type, method: str) -> bool:
     """Whether callers of a method can say that they want attention weights: by an argument, or by
     transformers' collector of outputs."""
     if original.__module__.startswith("transformers.") and "transformers.utils.output_capturing" in sys.modules:
         return True
-    found = [signature(vars(kind)[method]).parameters.values() for kind in original.__mro__ if method in vars(kind)]
-    named = [x for x in found if not any(y.kind is y.VAR_POSITIONAL for y in x)]
-    parameters = (named or found)[0]
+    parameters = parameters_of(original, method)
     return any(x.kind is x.VAR_KEYWORD or "output_att" in x.name or "weights" in x.name for x in parameters)
 
 

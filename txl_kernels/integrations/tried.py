@@ -2,11 +2,19 @@
 other kinds are answered by the original."""
 
 import inspect
-import threading
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def parameters_of(original: type, method: str) -> list[inspect.Parameter]:
+    """Return the parameters of a class' method, without self; a base's, if the class' own passes on
+    all (`*args`)."""
+    methods = [vars(kind)[method] for kind in original.__mro__ if method in vars(kind)]
+    signatures = [list(inspect.signature(x).parameters.values())[1:] for x in methods]
+    named = [s for s in signatures if not any(x.kind is x.VAR_POSITIONAL for x in s)]
+    return (named or signatures)[0]
 
 
 class Tried:
@@ -22,12 +30,8 @@ class Tried:
     """
 
     def __init__(self, original: type, method: str) -> None:
-        """original: the class. method: the name of its method whose calls are meant; its parameters
-        are those of a base's, where it passes on all (`*args`)."""
-        methods = [vars(kind)[method] for kind in original.__mro__ if method in vars(kind)]
-        signatures = [list(inspect.signature(x).parameters.values())[1:] for x in methods]
-        named = [s for s in signatures if not any(x.kind is x.VAR_POSITIONAL for x in s)]
-        parameters = (named or signatures)[0]
+        """original: the class. method: the name of its method whose calls are meant."""
+        parameters = parameters_of(original, method)
         self._names = [x.name for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
         self._defaults = {x.name: x.default for x in parameters}
         self._kinds: set[tuple[str, Any]] = set()
@@ -78,23 +82,3 @@ def _kind(value: Any, first: Tensor | None) -> Any:
     if isinstance(value, (bool, str)):
         return value
     return type(value).__qualname__
-
-
-class Refusals:
-    """The reason, in each thread, why the original must answer the call that a module is in."""
-
-    def __init__(self) -> None:
-        self._reasons: dict[int, str] = {}
-
-    def get(self) -> str | None:
-        return self._reasons.get(_thread()) if self._reasons else None
-
-    def set(self, reason: str | None) -> None:
-        if reason is None:
-            self._reasons.pop(_thread(), None)
-        else:
-            self._reasons[_thread()] = reason
-
-
-def _thread() -> int:
-    return 0 if torch.compiler.is_compiling() else threading.get_ident()

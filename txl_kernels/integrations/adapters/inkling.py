@@ -82,12 +82,8 @@ class TextModel(Accelerated):
 class Attention(Accelerated):
     """The common part of the attention layers of Inkling and of Inkling 2."""
 
-    converts = True
     reads = ("past_key_values",)
-
-    @staticmethod
-    def mask_forms(module: Any) -> tuple[str, ...]:
-        return masks_of_interface(module)
+    mask_forms = staticmethod(masks_of_interface)
 
     @staticmethod
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
@@ -103,6 +99,19 @@ class Attention(Accelerated):
         others = [f"{name}_hidden_states" for name in ("key", "value") if f"{name}_hidden_states" in names]
         given |= {name: inputs.frames(width) for name in others if seen is not None or names[name].default is not None}
         return inputs.frames(width), lambda m, x: m(x, **given)
+
+    def fall_back(self: Any, why: str, *args: Any, **kwargs: Any) -> Any:
+        """Call the original with a mask and distances of all pairs."""
+        given = self.named(args, kwargs)
+        x = given["hidden_states"]
+        if isinstance(given.get("attention_mask"), CausalMask):
+            additive = self.config._attn_implementation != "sdpa"
+            given["attention_mask"] = mask_of(
+                given["attention_mask"], x.size(1), self.sliding_window, x, additive=additive
+            )
+        if isinstance(given.get("relative_distance"), CachedKeys):
+            given["relative_distance"] = distances_of(given["relative_distance"], x.size(1), x.device)
+        return super().fall_back(why, **given)
 
     def _bounds(self: Any, mask: Any, keys: CachedKeys | None, length: int, **kwargs: Any) -> tuple[Bounds, bool] | str:
         """Return the intervals of keys that queries see, and whether causality and the window hide
@@ -170,12 +179,6 @@ class Attention(Accelerated):
     def _dropout(self: Any) -> float:
         return float(self.attention_dropout) if self.training else 0.0
 
-    def _mask_of(self: Any, mask: Any, x: Tensor) -> Any:
-        """Return the mask that the original expects with hidden states x."""
-        if not isinstance(mask, CausalMask):
-            return mask
-        return mask_of(mask, x.size(1), self.sliding_window, x, additive=self.config._attn_implementation != "sdpa")
-
 
 class Inkling(Attention):
     skips = ("rel_logits_proj",)
@@ -184,7 +187,7 @@ class Inkling(Attention):
     def forward(
         self: Any, hidden_states: Tensor, attention_mask: Any, conv_mask: Tensor | None = None, cache: Any = None,
         **kwargs: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
+    ) -> tuple[Tensor, None] | str:  # fmt: skip
         cache = kwargs.pop("past_key_values", None) if cache is None else cache
         new = "cache" in self.arguments  # since 5.24
         held = {"cache" if new else "past_key_values": cache}
@@ -195,8 +198,7 @@ class Inkling(Attention):
             keys = keys_of(cache, layer, length)
         found = why or self._bounds(attention_mask, keys, length, **kwargs)
         if isinstance(found, str):
-            mask = self._mask_of(attention_mask, hidden_states)
-            return self.fall_back(found, hidden_states, mask, conv_mask=conv_mask, **held, **kwargs)  # type: ignore[no-any-return]
+            return found
         offset = 0 if cache is None else cache.get_query_offset(layer)
         tau = self._tau(offset, length, hidden_states.device)  # before the cache counts the new keys
         k = self.k_sconv(self.k_proj(hidden_states), conv_mask=conv_mask, **held)
@@ -231,7 +233,7 @@ class Inkling2(Attention):
 
     def _forward(
         self: Any, hidden_states: Tensor, attention_mask: Any, relative_distance: Any, cache: Any, **kwargs: Any
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor, None] | str:
         """Answer a call, whose arguments beyond those of both kinds of layers are in kwargs."""
         cache = kwargs.pop("past_key_values", None) if cache is None else cache
         length = hidden_states.size(1)
@@ -242,12 +244,7 @@ class Inkling2(Attention):
             why = None if keys is not None else "distances of another order"
         found = why or self._bounds(attention_mask, keys, length, **kwargs)
         if isinstance(found, str):
-            mask = self._mask_of(attention_mask, hidden_states)
-            if isinstance(relative_distance, CachedKeys):
-                relative_distance = distances_of(relative_distance, length, hidden_states.device)
-            return self.fall_back(  # type: ignore[no-any-return]
-                found, hidden_states, attention_mask=mask, relative_distance=relative_distance, cache=cache, **kwargs
-            )
+            return found
         of_keys, of_values = (kwargs.pop(f"{name}_hidden_states", None) for name in ("key", "value"))
         position_ids = kwargs["position_ids"]
         q = self.q_proj(hidden_states, position_ids)
@@ -271,7 +268,7 @@ class Sliding(Inkling2):
         self: Any, hidden_states: Tensor, attention_mask: Any, relative_distance: Any, conv_mask: Tensor | None = None,
         cache: Any = None, key_hidden_states: Tensor | None = None, value_hidden_states: Tensor | None = None,
         cache_offset: int = 0, **kwargs: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
+    ) -> tuple[Tensor, None] | str:  # fmt: skip
         return self._forward(  # type: ignore[no-any-return]
             hidden_states, attention_mask, relative_distance, cache, conv_mask=conv_mask, cache_offset=cache_offset,
             key_hidden_states=key_hidden_states, value_hidden_states=value_hidden_states, **kwargs,
@@ -284,7 +281,7 @@ class Full(Inkling2):
     def forward(
         self: Any, hidden_states: Tensor, key_hidden_states: Tensor, value_hidden_states: Tensor, attention_mask: Any,
         relative_distance: Any, conv_mask: Tensor | None = None, cache: Any = None, cache_offset: int = 0, **kwargs: Any,
-    ) -> tuple[Tensor, None]:  # fmt: skip
+    ) -> tuple[Tensor, None] | str:  # fmt: skip
         return self._forward(  # type: ignore[no-any-return]
             hidden_states, attention_mask, relative_distance, cache, conv_mask=conv_mask, cache_offset=cache_offset,
             key_hidden_states=key_hidden_states, value_hidden_states=value_hidden_states, **kwargs,

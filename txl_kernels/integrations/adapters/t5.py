@@ -44,9 +44,7 @@ class Buckets(Accelerated):
     reads = ("past_key_values", "past_key_value", "output_attentions", "use_cache", "cache_position")
     projections: ClassVar[tuple[str, ...]] = ("q", "k", "v", "o")
 
-    @staticmethod
-    def mask_forms(module: Any) -> tuple[str, ...]:
-        return masks_of_interface(module)
+    mask_forms = staticmethod(masks_of_interface)
 
     def why_original(self: Any, x: Tensor, others: Tensor | None, mask: Any, kwargs: dict[str, Any]) -> str | None:
         """Return the reason why the original must answer a call, whatever its biases and its mask

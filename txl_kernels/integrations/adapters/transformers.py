@@ -105,9 +105,7 @@ class HFConformer(Accelerated):
     needs = ("linear_q", "linear_out", "position_embeddings_type", "num_heads", "head_size")
     reads = ("output_attentions",)
 
-    @staticmethod
-    def mask_forms(module: Any) -> tuple[str, ...]:
-        return masks_of_interface(module)
+    mask_forms = staticmethod(masks_of_interface)
 
     @staticmethod
     def sample(module: Any, inputs: RandomInputs, seen: Tensor | None) -> Sample:
