@@ -3,6 +3,7 @@ never, and nothing else changes."""
 
 import copy
 import dataclasses
+import pickle
 import random
 import re
 import threading
@@ -422,3 +423,16 @@ def test_attributes_that_refer_to_each_other() -> None:
     module.shared.itself = module.shared
     with pytest.warns(UserWarning, match=r"it cannot be tried: RecursionError"):
         assert not accelerate(module).accelerated
+
+
+def test_copies_and_compiled_calls_of_a_tried_class() -> None:
+    case = small("nemo")
+    with torch.no_grad():
+        want = case.call(case.module, case.x)
+        report = accelerate(case.module, strict=True)
+        compiled = torch.compile(lambda x: case.call(case.module, x), fullgraph=True, backend="aot_eager")
+        copies = (copy.deepcopy(case.module), pickle.loads(pickle.dumps(case.module)))
+        for out in (compiled(case.x), *(case.call(module, case.x) for module in copies)):
+            torch.testing.assert_close(out[case.valid], want[case.valid], atol=2e-6, rtol=1e-5)
+    assert not any(module.fallbacks for module in (case.module, *copies))
+    assert ", tried out as " in report.accelerated[0].done
