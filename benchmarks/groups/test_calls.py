@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from harness.case import DIRECTIONS, Case, Shape
 from harness.comparison import Comparison, Entry, Implementation, comparisons
@@ -61,7 +62,7 @@ def test_call_overhead(machine: Machine, full: bool) -> list[Comparison]:
     return [Comparison("call overhead", Case(direction="forward", shape=SMALL_CALL), runs, clock="wall", seconds=2)]
 
 
-_HOST_SHAPE = Shape(2, 4, 128, 128, 64)
+_HOST_SHAPE, _DECODE_SHAPE = Shape(2, 4, 128, 128, 64), Shape(1, 8, 1, 3100, 64)
 
 
 @comparisons("cpu", backend=None)
@@ -70,40 +71,54 @@ def test_host_time(machine: Machine, full: bool) -> list[Comparison]:
     nothing: what a GPU waits for where no CUDA graph runs."""
     pretended_gpu = pytest.importorskip("pretended_gpu", reason="Triton is not installed")
 
-    def entry(capability: int, gradients: bool) -> Entry:
-        given = {n: x.detach().bfloat16() for n, x in make_inputs(_HOST_SHAPE, torch.float32, machine.device).items()}
-        tensors, memory = [given[n].requires_grad_(gradients) for n in NAMES], (given["k_mem"], given["v_mem"])
+    def entry(shape: Shape, capability: int, gradients: bool, keys_more: int = 0) -> Entry:
+        """keys_more: keys by which the memory of a call is longer than that of the call before."""
+        count = _CALLS // 4 if gradients else _CALLS
+        longest = shape._replace(M=shape.M + keys_more * count)
+        given = {n: x.detach().bfloat16() for n, x in make_inputs(longest, torch.float32, machine.device).items()}
+        tensors = [given[n].requires_grad_(gradients) for n in NAMES]
+        memory = [[given[n][:, :, : shape.M + keys_more * i] for n in ("k_mem", "v_mem")] for i in range(count)]
         dout = torch.zeros_like(given["q"])
 
-        def call() -> None:
-            out = rel_attention(*tensors, memory, backend="triton")
+        def call(k_mem: Tensor, v_mem: Tensor) -> None:
+            out = rel_attention(*tensors, (k_mem, v_mem), backend="triton")
             if gradients:
                 torch.autograd.grad(out, tensors, dout)
 
         def run() -> float:
-            count, threads = _CALLS // 4 if gradients else _CALLS, torch.get_num_threads()
+            threads = torch.get_num_threads()
             torch.set_num_threads(1)  # parts of the workspace are cleared on the CPU here
             try:
                 with pretended_gpu.launching(capability, lambda *launch: None), torch.set_grad_enabled(gradients):
-                    call()
+                    call(*memory[0])
                     began = time.thread_time()
-                    for _ in range(count):
-                        call()
+                    for keys in memory:
+                        call(*keys)
                     return (time.thread_time() - began) / count
             finally:
                 torch.set_num_threads(threads)
 
         return Entry(run)
 
-    found = []
-    for direction in DIRECTIONS:
-        runs = [
-            Implementation(
-                f"triton as for sm_{x}", functools.partial(entry, x, direction != "forward"), "ours", "bfloat16"
-            )
-            for x in (80, 90)
-        ]
-        found.append(Comparison("host time of a call", Case(direction=direction, shape=_HOST_SHAPE), runs, clock="own"))
+    def ours(name: str, *given: Any) -> Implementation:
+        return Implementation(name, functools.partial(entry, *given), "ours", "bfloat16")
+
+    names = {capability: f"triton as for sm_{capability}" for capability in (80, 90)}
+    found = [
+        Comparison(
+            "host time of a call",
+            Case(direction=direction, shape=_HOST_SHAPE),
+            [ours(name, _HOST_SHAPE, x, direction != "forward") for x, name in names.items()],
+            clock="own",
+        )
+        for direction in DIRECTIONS
+    ]
+    decode = [
+        ours(name + ", a key more at each call" * keys_more, _DECODE_SHAPE, x, False, keys_more)
+        for x, name in names.items()
+        for keys_more in (0, 1)
+    ]
+    found.append(Comparison("host time of a call", Case(direction="forward", shape=_DECODE_SHAPE), decode, clock="own"))
     return found
 
 

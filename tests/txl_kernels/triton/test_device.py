@@ -1,6 +1,7 @@
 """The Triton kernels on a GPU: large tensors, no synchronization, graphs, determinism, linear
 memory. `pytest -m gpu`."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from cases import TENSORS, Case, as_call, in_float64, make_inputs
 from gpu_helpers import memory_beyond_31_bits
 from oracle import gradients, matches_the_reference
 
-from txl_kernels import rel_attention
+from txl_kernels import RelAttention, rel_attention
 
 pytestmark = pytest.mark.gpu
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -137,6 +138,35 @@ def test_cuda_graph(length: int) -> None:
                 x.copy_(other[name])
     graph.replay()
     torch.testing.assert_close(captured, step(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("backend", ["triton", None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_graphed_layer(dtype: torch.dtype, backend: str | None) -> None:
+    """`torch.cuda.make_graphed_callables` of a layer: outputs and gradients are those of the layer
+    as it was, for new inputs and after an update of the parameters."""
+    layer = RelAttention(d_model=128, n_head=4, backend=backend).to("cuda", dtype)
+    eager = copy.deepcopy(layer)
+
+    def inputs(seed: int) -> list[torch.Tensor]:
+        generator = torch.Generator("cuda").manual_seed(seed)
+        sizes = (2, 64, 128), (2, 96, 128)
+        x, memory = (torch.randn(*n, generator=generator, device="cuda", dtype=dtype) for n in sizes)
+        return [x.requires_grad_(), memory]
+
+    graphed = torch.cuda.make_graphed_callables(layer, tuple(inputs(0)))
+    for seed in range(1, 4):
+        found = []
+        for each, module in ((eager, eager), (graphed, layer)):
+            x, memory = inputs(seed)
+            y = each(x, memory)
+            y.square().sum().backward()
+            found.append([y.detach().clone(), x.grad, *(p.grad.clone() for p in module.parameters())])
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter.sub_(1e-3 * parameter.grad)
+                    parameter.grad = None
+        torch.testing.assert_close(*found)
 
 
 def peak_of_a_step(length: int) -> int:

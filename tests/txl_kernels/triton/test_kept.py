@@ -103,37 +103,61 @@ CALLS = (
 
 @pytest.fixture
 def both_ways(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Let each call launch by Triton and by what its layout has kept, with the same tensors and
-    workspace. Whether there were kept kernels before each call, in the list."""
-    from txl_kernels.backends.triton.launch import Launches, Workspace
+    """Let each call launch by Triton, laid out for itself alone, and as it does, with the same
+    tensors and workspace, and compare the arguments. Whether the latter were kept kernels, in the
+    list."""
+    from txl_kernels.backends.triton import passes
+    from txl_kernels.backends.triton.launch import Kept, Launches, Workspace, forms_of
 
-    before: list[bool] = []
+    were_kept: list[bool] = []
+    runs_of_kept: list[Kept] = []
+    run_kept = Kept.run
     memories: dict[int, Tensor | None] = {}
-    allocate, original = Workspace.allocate, Launches.run
+    allocate, run_launches, run_forward = Workspace.allocate, Launches.run, passes.run_forward
+    lay_out_backward = passes.lay_out_backward
 
     def once(self: Workspace, device: torch.device) -> Tensor | None:
-        if id(self) not in memories:
-            memories[id(self)] = allocate(self, device)
-        return memories[id(self)]
+        if self._bytes not in memories:
+            memories[self._bytes] = allocate(self, device)
+        return memories[self._bytes]
 
-    def compare(self: Launches, device: torch.device, tensors: Any) -> None:
-        kept, self._kept = self._kept, None
-        before.append(kept is not None)
-        original(self, device, tensors)
-        usual = launched()
-        assert self._kept is not None
-        self._kept = kept or self._kept
-        original(self, device, tensors)
-        found = launched()
-        assert len(found) == len(usual) == len(self.launches)
-        for (name, grid, function, packed, _, given), (*same, metadata, arguments) in zip(usual, found, strict=True):
+    def compare(usual: list[Any], found: list[Any]) -> None:
+        assert len(found) == len(usual) > 0
+        were_kept.append(len(runs_of_kept) == len(found))
+        runs_of_kept.clear()
+        for (name, grid, function, packed, _, given), (*same, _, arguments) in zip(usual, found, strict=True):
             assert same == [name, grid, function, packed]
-            assert metadata is None
             assert arguments == given, name
 
+    def forward(device: torch.device, tensors: Any, settings: Any, kind: str, lay_out: Any) -> None:
+        launched()
+        run_launches(lay_out.__wrapped__(device, forms_of(tensors), settings, kind), device, tensors)
+        usual = launched()
+        run_forward(device, tensors, settings, kind, lay_out)
+        compare(usual, launched())
+
+    def backward(*given: Any) -> Any:
+        both = lay_out_backward(*given), lay_out_backward.__wrapped__(*given)
+
+        class Both:
+            def run(self, device: torch.device, tensors: Any) -> None:
+                launched()
+                both[1].run(device, tensors)
+                usual = launched()
+                both[0].run(device, tensors)
+                compare(usual, launched())
+
+        return Both()
+
+    def note_run(self: Kept, *given: Any) -> None:
+        runs_of_kept.append(self)
+        run_kept(self, *given)
+
+    monkeypatch.setattr(Kept, "run", note_run)
     monkeypatch.setattr(Workspace, "allocate", once)
-    monkeypatch.setattr(Launches, "run", compare)
-    return before
+    monkeypatch.setattr(passes, "run_forward", forward)
+    monkeypatch.setattr(passes, "lay_out_backward", backward)
+    return were_kept
 
 
 def test_arguments_are_those_of_tritons_launch(gpu: None, both_ways: list[bool]) -> None:
@@ -143,13 +167,60 @@ def test_arguments_are_those_of_tritons_launch(gpu: None, both_ways: list[bool])
     assert both_ways.count(False) >= 10
 
 
-def test_another_alignment_is_another_layout(gpu: None) -> None:
-    from txl_kernels.backends.triton import passes
+class Cache:
+    """Keys and values with room for more, of which calls see the first rows."""
 
-    passes.lay_out_forward.cache_clear()
+    def __init__(self, heads: int, width: int, dtype: torch.dtype) -> None:
+        self.k, self.v = torch.zeros(2, 2, heads, 200, width, dtype=dtype)
+        self.r, self.r_bias = torch.zeros(heads, 201, width, dtype=dtype), torch.zeros(heads, 201, dtype=dtype)
+
+
+def _sees(memory: int, cache: Cache, is_cut: bool, is_copied: bool) -> Callable[[Call], Call]:
+    """Return a change that gives a call the first rows of a cache, and of its tables if these are
+    cut, as they are or copied."""
+
+    def change(call: Call) -> Call:
+        length = call.q.size(2)
+        rows = {"k_mem": cache.k[:, :, :memory], "v_mem": cache.v[:, :, :memory]}
+        tables = {"r": cache.r, "r_bias": cache.r_bias}
+        if is_cut:
+            tables = {name: x[:, : memory + length] for name, x in tables.items()}
+        given = {name: x for name, x in {**rows, **tables}.items() if getattr(call, name) is not None}
+        return call._replace(**{name: x.contiguous() if is_copied else x for name, x in given.items()})
+
+    return change
+
+
+GROWING: dict[str, dict[str, Any]] = {
+    "one query": {"L": 1}, "a short call": {"L": 5}, "prefill": {"L": 70}, "window": {"L": 3, "window": 41},
+    "bias": {"L": 1, "r_bias": "H T"}, "bias alone": {"L": 1, "r": None, "r_bias": "H T"},
+    "bounds": {"L": 2, "intervals": "start"}, "narrow": {"L": 1, "D": 24}, "float32": {"L": 1, "dtype": torch.float32},
+    "position queries": {"L": 1, "Dp": 32, "sink": "B H L"}, "grouped": {"L": 1, "H": 4, "Hkv": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [pytest.param(x, id=name) for name, x in GROWING.items()])
+def test_a_memory_that_grows_shares_kernels(gpu: None, both_ways: list[bool], options: dict[str, Any]) -> None:
+    """The arguments are those of Triton's launch at every length of the memory, and nearly all
+    calls run kept kernels: of a cache, and of copies of its rows."""
+    given = {"H": 2, "D": 16} | options
+    cache = Cache(given["H"], given["D"], given.get("dtype", torch.bfloat16))
+    for is_cut, is_copied in ((False, False), (True, False), (True, True)):
+        both_ways.clear()
+        lengths = [0, *range(16, 190, 3), 17, 16]
+        for memory in lengths:
+            backend.forward(call_of(**options | {"M": memory}, change=_sees(memory, cache, is_cut, is_copied)))
+        is_exact = is_copied and given["D"] % 16  # their strides are no multiples of 16
+        assert both_ways.count(True) >= (1 if is_exact else len(lengths) - 22)
+
+
+def test_another_alignment_is_another_layout(gpu: None) -> None:
+    from txl_kernels.backends.triton import growing
+
+    growing._family.cache_clear()
     for by, layouts in ((0, 1), (8, 1), (1, 2), (9, 2), (3, 3)):
         run(call_of(change=moved(by)))
-        assert passes.lay_out_forward.cache_info().currsize == layouts
+        assert growing._family.cache_info().currsize == layouts
 
 
 def test_nothing_kept_holds_a_tensor(gpu: None) -> None:

@@ -3,12 +3,13 @@
 
 The first run launches by Triton's public `kernel[grid](...)`, which binds and specializes every
 argument. A layout fixes all of them but addresses, so later runs call the compiled kernels that the
-first has returned, with the addresses of their own tensors (`Kept`).
+first has returned, with the addresses of their own tensors (`Kept`). Forward calls whose memories
+differ in length share kernels, too (`Changed`).
 """
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -170,45 +171,84 @@ class Address(NamedTuple):
         return self.address
 
 
+class Changed(NamedTuple):
+    """The differences between calls that share compiled kernels, beside addresses.
+
+    Attributes:
+        names: integer arguments of kernels; the same for all calls that share kernels.
+        values: theirs, in this order.
+        tiles: by the number of a tensor that is loaded by a descriptor: the bytes to the first row,
+            the number of rows, and the strides.
+    """
+
+    names: tuple[str, ...]
+    values: tuple[int, ...]
+    tiles: Mapping[int, tuple[int, int, tuple[int, ...]]]
+
+
+NOTHING = Changed((), (), {})
+
+
 class KeptTile:
-    """The descriptor of a tile, which is made again when its tensor is at another address."""
+    """The descriptor of a tile, which is made again when its tensor is at another address, or has
+    other rows or strides."""
 
     def __init__(self, tile: Tile) -> None:
-        self._tile = tile
-        self._last: tuple[int, TensorDescriptor | None] = (0, None)
+        form = tile.operand.form
+        self._dtype = form.dtype
+        self.as_laid_out = tile.operand.offset, form.shape[-2], form.strides
+        self._fields = vars(tile.over(Address(0, form.dtype)))  # which Triton has checked
+        self._before, self._width = form.shape[:-2] if form.strides[0] else (1,), form.shape[-1]
+        self._last: Any = (None, None, None, None)
 
-    def at(self, address: int) -> TensorDescriptor:
-        last, descriptor = self._last  # one object, because threads share a layout
-        if descriptor is None or last != address:
-            descriptor = self._tile.over(Address(address, self._tile.operand.form.dtype))
-            self._last = address, descriptor
+    def at(self, address: int, rows: int, strides: tuple[int, ...]) -> TensorDescriptor:
+        before = self._last  # one object, because threads share a layout
+        if before[:3] == (address, rows, strides):
+            return before[3]
+        descriptor = TensorDescriptor.__new__(TensorDescriptor)
+        descriptor.__dict__ = {
+            **self._fields,
+            "base": before[3].base if before[0] == address else Address(address, self._dtype),
+            "shape": [*self._before, rows, self._width],
+            "strides": [strides[0] or rows * strides[1], *strides[1:]],  # as in `Tile.over`
+        }
+        self._last = address, rows, strides, descriptor
         return descriptor
 
 
 class Kept:
-    """A compiled kernel with its arguments in the kernel's order, of which addresses change."""
+    """A compiled kernel with its arguments in the kernel's order, of which addresses change, and
+    what `Changed` has."""
 
     def __init__(self, launch: Launch, kernel: CompiledKernel) -> None:
         self._kernel = kernel
         self._grid = (*launch.grid, 1, 1)[:3]
         parameters = {x.name: x.default for x in launch.function.params}
+        self._names = tuple(parameters)
+        self._integers: list[tuple[int, int]] | None = None  # position, number of the value
         self._arguments = [launch.arguments.get(name, default) for name, default in parameters.items()]
         self._pointers: list[tuple[int, int, int]] = []  # position, number of the tensor, offset in bytes
-        self._tiles: list[tuple[int, int, int, KeptTile]] = []
+        self._tiles: list[tuple[int, int, KeptTile]] = []
         for position, name in enumerate(parameters):
             x = launch.given.get(name)
             if isinstance(x, Tile):
-                self._tiles.append((position, x.operand.n, x.operand.offset, KeptTile(x)))
+                self._tiles.append((position, x.operand.n, KeptTile(x)))
             elif x is not None:
                 self._pointers.append((position, x.n, x.offset))
 
-    def run(self, stream: int, addresses: Sequence[int]) -> None:
+    def run(self, stream: int, addresses: Sequence[int], changed: Changed) -> None:
         """Launch. addresses: of the call's tensors, followed by the workspace's."""
         arguments = self._arguments.copy()
         for position, n, offset in self._pointers:
             arguments[position] = addresses[n] + offset
-        for position, n, offset, tile in self._tiles:
-            arguments[position] = tile.at(addresses[n] + offset)
+        for position, n, tile in self._tiles:
+            offset, rows, strides = changed.tiles.get(n, tile.as_laid_out)
+            arguments[position] = tile.at(addresses[n] + offset, rows, strides)
+        if changed.values:
+            if self._integers is None:
+                self._integers = [(self._names.index(x), n) for n, x in enumerate(changed.names) if x in self._names]
+            for position, n in self._integers:
+                arguments[position] = changed.values[n]
         kernel, runtime = self._kernel, knobs.runtime
         kernel.run(
             *self._grid, stream, kernel.function, kernel.packed_metadata, None, runtime.launch_enter_hook,
@@ -245,15 +285,24 @@ class Launches:
 
     def __init__(self, launches: Sequence[Launch], workspace: Workspace) -> None:
         self.launches, self.workspace = tuple(launches), workspace
+        self.has_tiles = any(isinstance(x, Tile) for launch in launches for x in launch.given.values())
         self._functions = tuple({launch.function for launch in launches})
         self._kept: tuple[Kept, ...] | None = None
 
-    def run(self, device: torch.device, tensors: Sequence[Tensor | None]) -> None:
-        """Allocate the workspace, and launch on the current stream. tensors: the call's."""
+    def is_kept(self) -> bool:
+        """Whether compiled kernels can be run again as they are."""
+        return self._kept is not None and not is_watched(self._functions)
+
+    def run(self, device: torch.device, tensors: Sequence[Tensor | None], changed: Changed = NOTHING) -> None:
+        """Allocate the workspace, and launch on the current stream.
+
+        tensors: the call's.
+        changed: how the call differs from those that were laid out; only if `is_kept`.
+        """
         memory = self.workspace.allocate(device)  # lives until the last launch
         with on_device(device):
             kept = self._kept
-            if kept is None or is_watched(self._functions):
+            if kept is None or (changed is NOTHING and is_watched(self._functions)):
                 together = [*tensors, *self.workspace.views(memory)]
                 kernels = [launch.run(together) for launch in self.launches]
                 self._kept = kept or keep(self.launches, kernels)
@@ -263,4 +312,4 @@ class Launches:
                 addresses += self.workspace.addresses(memory.data_ptr())
             stream = triton.runtime.driver.active.get_current_stream(triton.runtime.driver.active.get_current_device())
             for launch in kept:
-                launch.run(stream, addresses)
+                launch.run(stream, addresses, changed)

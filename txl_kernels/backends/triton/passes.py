@@ -12,6 +12,7 @@ import triton
 from torch import Tensor
 
 from txl_kernels.backends.triton import config
+from txl_kernels.backends.triton.growing import run_forward
 from txl_kernels.backends.triton.kernels.backward_keys import backward_keys_kernel, backward_table_kernel
 from txl_kernels.backends.triton.kernels.backward_queries import backward_queries_kernel, finish_kernel
 from txl_kernels.backends.triton.kernels.forward import forward_kernel, merge_kernel
@@ -32,29 +33,22 @@ from txl_kernels.backends.triton.plan import (
     cached_layout,
     common_args,
     describable,
+    keys_walked,
     make_plan,
     multiprocessors,
     operands,
     options,
+    parts_of_keys,
     sinks,
     strides,
 )
 from txl_kernels.backends.zero_biases import with_biases
 from txl_kernels.call import INPUTS, TENSORS, Call, Wanted, empty_gradients, empty_out, inputs_of, is_bounded
 
-MAX_PARTS = 128
 MERGE_CHUNK = 16
 REACH_CELLS, REACH_CHUNK = 128, 32
 FINISH_CELLS = 4096  # elements of a tile that is summed
 REACH = ("KEY_FIRST", "KEY_LAST", "ROW_FIRST", "ROW_LAST")
-
-
-def parts_of_keys(programs: int, tiles: int, wanted: int) -> int:
-    """Return the number of parts into which each program's keys are split, so that about twice
-    `wanted` programs run."""
-    if programs >= wanted:
-        return 1
-    return int(max(1, min(tiles, triton.cdiv(2 * wanted, programs), MAX_PARTS)))
 
 
 def _with_rows(call: Call) -> Call:
@@ -71,8 +65,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=device)
     if q.numel():
         tensors: list[Any] = [*_with_rows(call)[: len(TENSORS)], out, lse]
-        launches = lay_out_forward(device, forms_of(tensors), call[len(TENSORS) :], config.kind_of(q.dtype))
-        launches.run(device, tensors)
+        run_forward(device, tensors, call[len(TENSORS) :], config.kind_of(q.dtype), lay_out_forward)
     return out, lse
 
 
@@ -90,8 +83,8 @@ def lay_out_forward(device: torch.device, forms: tuple[Any, ...], settings: tupl
     workspace = Workspace(len(forms))
     chosen = plan.tile("decode" if plan.L < config.DECODE_LENGTH else "forward", plan.descriptors)
     programs = triton.cdiv(plan.L, chosen.block_m) * plan.bh
-    keys_seen = min(plan.M + plan.L, plan.left + plan.right + 1 + chosen.block_m)
-    parts = parts_of_keys(programs, triton.cdiv(keys_seen, chosen.block_n), multiprocessors(device))
+    keys = keys_walked(plan, plan.L, chosen.block_m)
+    parts = parts_of_keys(programs, keys, chosen.block_n, multiprocessors(device))
     into, into_lse, into_strides = out, lse, strides("out", out)
     if parts > 1:
         into = workspace.add(torch.float32, parts, plan.bh, plan.L, plan.D_V)

@@ -18,6 +18,7 @@ from txl_kernels.checks import FLOAT32_RANGE
 LOG2E = 1.4426950408889634
 MAX_KEYS = 2**30  # positions are computed in 32 bits
 LARGEST_BLOCK = 128  # the most rows of a tile
+MAX_PARTS = 128
 REMEMBERED = 512  # layouts that are kept, for each direction
 
 _caches: list[Any] = []
@@ -84,6 +85,56 @@ def _of_each_head(table: Form) -> Form:
     """Return the form of a table [H, T, D], or of its rows [T, D] where these are the same for all
     heads."""
     return table if table.strides[0] else Form(table.shape[1:], table.strides[1:], table.dtype, table.misaligned)
+
+
+class Extent(NamedTuple):
+    """The sizes of a call that follow from the length M of its memory; see `Plan`."""
+
+    M: int
+    T: int
+    left: int
+    right: int
+    zero_row: int
+    first_row: int
+    unseen: int
+
+
+def extent_of(length: int, memory: int, rows: int, left: int | None, right: int | None, zero_row: int) -> Extent:
+    """Return the sizes of calls with `length` queries and `memory` keys before them.
+
+    rows: of r and `r_bias`. left, right, zero_row: as in `Call`.
+
+    Raises:
+        ValueError: memory and segment have more than MAX_KEYS keys.
+    """
+    keys = memory + length
+    if keys > MAX_KEYS:
+        raise ValueError(f"triton takes at most {MAX_KEYS} keys, memory and segment, got {keys}")
+    left = keys if left is None or left > keys else left
+    right = keys if right is None or right > keys else right
+    first_row = zero_row - (right if right < length else max(length - 1, 0))
+    first_row = min(max(first_row, 0), rows)
+    past_row = zero_row + (left if left < keys else keys - 1) + 1
+    past_row = max(rows if past_row > rows else past_row, first_row)
+    used = past_row - first_row
+    unseen = memory - left if 0 < left < memory else 0
+    return Extent(memory, used, left, right, zero_row - first_row if used else 0, first_row, unseen)
+
+
+def parts_of_keys(programs: int, keys: int, block: int, wanted: int) -> int:
+    """Return the number of parts into which each program's keys are split, so that about twice
+    `wanted` programs run.
+
+    keys: the most that a program walks, in blocks of `block`.
+    """
+    if programs >= wanted:
+        return 1
+    return max(1, min(-(-keys // block), -(-2 * wanted // programs), MAX_PARTS))
+
+
+def keys_walked(sizes: "Extent | Plan", length: int, block_m: int) -> int:
+    """Return the most keys that a program of `block_m` queries sees."""
+    return min(sizes.M + length, sizes.left + sizes.right + 1 + block_m)
 
 
 class Plan(NamedTuple):
@@ -210,7 +261,7 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
     kind: see `config.kind_of`.
 
     Raises:
-        ValueError: memory and segment have more than MAX_KEYS keys.
+        ValueError: as in `extent_of`.
     """
     call: Any = Call(*operands(forms), *settings)
     batch, heads, length, width = call.q.form.shape
@@ -218,18 +269,10 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
     position_width = (call.q if call.q_pos is None else call.q_pos).form.shape[3]
     group = heads // call.k.form.shape[1]
     memory = 0 if call.k_mem is None else call.k_mem.form.shape[2]
-    keys = memory + length
-    if keys > MAX_KEYS:
-        raise ValueError(f"triton takes at most {MAX_KEYS} keys, memory and segment, got {keys}")
-    left = keys if call.left is None else min(call.left, keys)
-    k_mem, v_mem, unseen = call.k, call.v, 0
-    if memory and left:
-        k_mem, v_mem, unseen = call.k_mem, call.v_mem, max(memory - left, 0)
-    right = keys if call.right is None else min(call.right, keys)
     rows = (call.r_bias if call.r is None else call.r).form.shape[1]
-    first_row = min(max(call.zero_row - min(right, max(length - 1, 0)), 0), rows)
-    past_row = max(min(call.zero_row + min(left, keys - 1) + 1, rows), first_row)
-    zero_row = call.zero_row - first_row if past_row > first_row else 0
+    extent = extent_of(length, memory, rows, call.left, call.right, call.zero_row)
+    k_mem, v_mem = (call.k_mem, call.v_mem) if memory and extent.left else (call.k, call.v)
+    first_row, past_row = extent.first_row, extent.first_row + extent.T
     r, r_bias = (None if x is None else x.rows(first_row, past_row) for x in (call.r, call.r_bias))
     loaded = [x.form for x in (call.k, call.v, k_mem, v_mem)] + ([] if r is None else [_of_each_head(r.form)])
     queries = [x.form for x in (call.q, call.q_pos) if x is not None]
@@ -254,10 +297,10 @@ def make_plan(device: torch.device, forms: Sequence[Any], settings: Sequence[Any
     if call.softcap:
         scale_log2, to_cap = call.softcap * LOG2E, min(unit / call.softcap, FLOAT32_RANGE)
     return Plan(
-        device, call, batch, heads, length, memory, past_row - first_row, width, value_width, position_width,
-        None if group == 1 else group, k_mem, v_mem, unseen, r, r_bias, first_row, zero_row,
-        left=left,
-        right=right,
+        device, call, batch, heads, length, memory, extent.T, width, value_width, position_width,
+        None if group == 1 else group, k_mem, v_mem, extent.unseen, r, r_bias, first_row, extent.zero_row,
+        left=extent.left,
+        right=extent.right,
         # Kernels get the scale's absolute value, and multiply queries by its sign.
         sign=float((call.scale > 0) - (call.scale < 0)),
         position_factor=position_factor,
