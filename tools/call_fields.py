@@ -7,7 +7,7 @@ The modules hold the names, too, and one with other fields is not loaded.
 import typing
 from pathlib import Path
 
-from txl_kernels.call import BOUNDS, INPUT, INPUTS, SETTINGS, Call
+from txl_kernels.call import BOUNDS, INPUT, INPUTS, SETTINGS, TAKEN_BY, Call
 
 CSRC = Path(__file__).parents[1] / "csrc"
 MEMBERS = {"content_bias": "u", "position_bias": "w"}  # members of txl::Attention with other names than the field
@@ -52,13 +52,16 @@ def call_fields() -> str:
 
 
 def c_fields() -> tuple[str, str]:
-    """Return the fields of txl_call, and those of txl_gradients, in txl_attention.h."""
+    """Return the fields of txl_call, those that the CPU kernels take, and those of txl_gradients,
+    in txl_attention.h."""
     types = typing.get_type_hints(Call)
-    letters = dict.fromkeys(letter for x in INPUT.values() for letter in x.axes.split())
-    tensors = "".join(f"  txl_tensor {n}; /* [{', '.join(INPUT[n].axes.split())}] */\n" for n in INPUTS)
+    taken = [name for name in Call._fields if "native" in TAKEN_BY.get(name, ())]
+    axes = {n: x.axes.split() for n, x in INPUT.items() if n in taken}
+    letters = dict.fromkeys(letter for x in axes.values() for letter in x)
+    tensors = "".join(f"  txl_tensor {n}; /* [{', '.join(axes[n])}] */\n" for n in INPUTS if n in taken)
     sizes = f"  int64_t {', '.join(letters)};\n"
-    settings = "".join(f"  {TYPES[types[n]]} {n};\n" for n in SETTINGS)
-    bounds = "".join(f"  txl_tensor {n}; /* [B, L], int32_t */\n" for n in BOUNDS)
+    settings = "".join(f"  {TYPES[types[n]]} {n};\n" for n in SETTINGS if n in taken)
+    bounds = "".join(f"  txl_tensor {n}; /* [B, L], int32_t */\n" for n in BOUNDS if n in taken)
     return sizes + settings + tensors + bounds, tensors
 
 

@@ -48,22 +48,20 @@ ALL: Wanted = (True,) * len(INPUTS)
 
 
 class Input(NamedTuple):
-    """The properties of one of INPUTS, from which checks, casts of autocast, splits by batch rows,
-    the cases of the self-check, and the refusals of "cuda" follow.
+    """The properties of one of INPUTS, from which checks, casts of autocast, splits by batch rows
+    and the cases of the self-check follow.
 
     Attributes:
         axes: letters of the axes, as in `rel_attention`. Letters of the same size are the same.
         dtype: "q" for q's; "lse" for float32, beside float64 float64.
         is_term: True for a tensor that adds a term to the formula and may be absent.
         any_strides: True if the last axis need not be contiguous.
-        in_cuda: True if some kernels of "cuda" take it.
     """
 
     axes: str
     dtype: str = "q"
     is_term: bool = False
     any_strides: bool = False
-    in_cuda: bool = True
 
 
 # In the order in which shapes are checked.
@@ -78,9 +76,58 @@ INPUT: dict[str, Input] = {
     "content_bias": Input("H D"),
     "position_bias": Input("H Dp"),
     "r": Input("H T Dp", is_term=True),
-    "r_bias": Input("H T", is_term=True, any_strides=True, in_cuda=False),
+    "r_bias": Input("H T", is_term=True, any_strides=True),
+}
+# The kernels that take a field: "native", "triton", "decode" and "prefill" of the backend "cuda",
+# and "onnx", the operator of ONNX Runtime. Other kernels refuse a call that gives the field, as all
+# do with a field that is not here. The reference takes every field.
+_ALL = ("native", "triton", "decode", "prefill", "onnx")
+TAKEN_BY: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("q", "k", "v", "r", "content_bias", "position_bias", "k_mem", "v_mem"), _ALL),
+    "r_bias": ("native", "triton", "onnx"),
+    "q_pos": _ALL,
+    "sink": _ALL,
+    "start": _ALL,
+    "end": _ALL,
+    "seed": ("native", "triton", "decode", "prefill"),
+    "left": _ALL,
+    "right": _ALL,
+    "zero_row": _ALL,
+    "scale": _ALL,
+    "dropout_p": ("native", "triton", "decode", "prefill"),
+    "softcap": ("native", "triton", "onnx"),
+    "position_scale": _ALL,
+    "zero_outside": _ALL,
 }
 TERMS = tuple(name for name in INPUTS if INPUT[name].is_term)
+
+
+Fields = tuple[tuple[str, int], ...]  # names and numbers of fields
+
+
+def refused_by(kernels: str) -> Fields:
+    """Return the fields that kernels do not take, the last of `Call` first."""
+    return tuple((name, n) for n, name in reversed([*enumerate(Call._fields)]) if kernels not in TAKEN_BY.get(name, ()))
+
+
+def first_refused(call: "Call", refused: Fields) -> str | None:
+    """Return the name of the first of these fields that a call gives, with its value if it is no
+    tensor; None if it gives none.
+
+    A field is given if it is neither None, False nor 0; `position_scale` if it differs from `scale`
+    without `q_pos`.
+    """
+    for name, n in refused:
+        value = call[n]
+        if value is not None and not isinstance(value, int | float):
+            return name
+        if name == "position_scale":
+            is_given = call.q_pos is None and value != call.scale
+        else:
+            is_given = value is not None and value != 0
+        if is_given:
+            return f"{name}, got {value}"
+    return None
 
 
 # These are functions, not properties or `_replace`, and they slice plain tuples, because

@@ -10,12 +10,23 @@ from torch import Tensor
 
 from txl_kernels.backends import native_modules
 from txl_kernels.backends.protocol import HeadWidths, Prepared, why_not_dtype
-from txl_kernels.call import ALL, Call, Wanted, drop_threshold, empty_like_rows, empty_out, inputs_of
+from txl_kernels.call import (
+    ALL,
+    Call,
+    Wanted,
+    drop_threshold,
+    empty_like_rows,
+    empty_out,
+    first_refused,
+    inputs_of,
+    refused_by,
+)
 
 NAME = "native"
 DTYPES = (torch.float32, torch.bfloat16)  # in the order of txl::Type
 HEAD_WIDTHS = HeadWidths()
 READS_BOUNDS = True
+_REFUSED = refused_by(NAME)
 native = native_modules.load("_native", "C++")
 
 
@@ -28,8 +39,9 @@ def why_not_tensors(device: torch.device, dtype: torch.dtype, head_width: int = 
 
 
 def why_not_call(call: Call) -> str | None:
-    """Return None: this backend supports every call."""
-    return None
+    """Return the name of a field that the call gives and these kernels do not take, or None."""
+    field = first_refused(call, _REFUSED)
+    return None if field is None else f"{NAME} does not take {field}"
 
 
 def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:

@@ -20,18 +20,19 @@ from txl_kernels.backends.protocol import HeadWidths, Prepared, why_not_dtype, w
 from txl_kernels.backends.zero_biases import with_biases
 from txl_kernels.call import (
     ALL,
-    INPUT,
     INPUTS,
-    TERMS,
     Call,
+    Fields,
     Wanted,
     drop_threshold,
     empty_gradients,
     empty_like_rows,
+    first_refused,
     inputs_of,
     memory_len_of,
     needs_gradients,
     position_width_of,
+    refused_by,
 )
 from txl_kernels.torch_state import constant_when_traced
 
@@ -54,9 +55,21 @@ MIN_HOPPER_QUERIES = 2
 # 0.15 ms less of the host's time than Triton's (H200). On the device Triton's take less from 2
 # queries on, and for 64 batch rows from one.
 FASTER_UP_TO = 4
-_REFUSED_TERMS = tuple((name, Call._fields.index(name)) for name in TERMS if not INPUT[name].in_cuda)
 POSITION_WIDTHS = (8, 16)  # of q_pos, in the Hopper kernels
 native = native_modules.load("_cuda", "CUDA")
+
+
+def _refused() -> tuple[Fields, Fields, Fields]:
+    """Return the fields that neither kernels take, those that decode alone does not take, and those
+    that prefill alone does not take."""
+    decode, prefill = refused_by("decode"), refused_by("prefill")
+    return (
+        tuple(x for x in decode if x in prefill), tuple(x for x in decode if x not in prefill),
+        tuple(x for x in prefill if x not in decode),
+    )  # fmt: skip
+
+
+_BY_BOTH, _BY_DECODE, _BY_PREFILL = _refused()
 
 
 def why_not_tensors(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
@@ -139,13 +152,9 @@ def is_decode(call: Call) -> bool:
 
 def _why_not_formula(call: Call) -> str | None:
     """Return the part of the formula that the call needs and none of these kernels has, or None."""
-    if call.softcap:
-        return f"softcap, got {call.softcap}"
-    if call.r is None:
-        return "r_bias"
-    for name, n in _REFUSED_TERMS:
-        if call[n] is not None:
-            return name
+    field = first_refused(call, _BY_BOTH)
+    if field is not None:
+        return field
     if call.v.size(3) != call.q.size(3):
         return f"values of another width than q's, got {call.v.size(3)} and {call.q.size(3)}"
     return None
@@ -165,6 +174,9 @@ def _inklings_term(call: Call) -> str | None:
 def _why_not_terms_decode(call: Call) -> str | None:
     """Return one of Inkling's terms that the call has, for which the decode kernels do not take it,
     with what they take, or None."""
+    field = first_refused(call, _BY_DECODE)
+    if field is not None:
+        return field
     term = _inklings_term(call)
     if term is None:
         return None
@@ -181,6 +193,9 @@ def _why_not_terms_prefill(call: Call) -> str | None:
     """Return one of Inkling's terms that the call has, for which the kernels of prefill and of
     gradients do not take it, with what they take, or None. It reads no length, see
     `is_preferred`."""
+    field = first_refused(call, _BY_PREFILL)
+    if field is not None:
+        return field
     if call.q_pos is None:
         term = _inklings_term(call)
         return None if term is None else f"{term}, without q_pos"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from txl_kernels.call import Call
+from txl_kernels.call import Call, first_refused, refused_by
 from txl_kernels.onnx.library import INPUTS
 
 Value = Any  # an onnx_ir.Value: a tensor, or a size as int64 [], of the graph that is being written
@@ -20,6 +20,7 @@ _ATTRIBUTES = {
     "causal": "INT", "left": "INT", "right": "INT", "zero_row": "INT", "outside": "STRING", "scale": "FLOAT",
     "position_scale": "FLOAT", "softcap": "FLOAT",
 }  # fmt: skip
+_REFUSED = refused_by("onnx")
 _TABLES = ("r", "r_bias")
 _ALL_ROWS = 2**63 - 1  # the end of a slice
 
@@ -96,6 +97,9 @@ def _check(call: Call) -> None:
         raise ValueError(
             f"dropout_p must be 0 for txl::RelAttention, got {call.dropout_p}: call model.eval() before the export"
         )
+    field = first_refused(call, _REFUSED)
+    if field is not None:
+        raise ValueError(f"txl::RelAttention does not take {field}")
     for name in ("left", "right", "scale", "position_scale", "softcap"):
         value = getattr(call, name)
         if not isinstance(value, int | float | None):

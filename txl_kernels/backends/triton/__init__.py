@@ -17,7 +17,7 @@ from torch import Tensor
 from txl_kernels.backends.protocol import HeadWidths, Prepared, why_not_dtype, why_not_gpu
 from txl_kernels.backends.triton.config import interpreted as interpreted
 from txl_kernels.backends.triton.config import why_not_capability
-from txl_kernels.call import ALL, Call, Wanted
+from txl_kernels.call import ALL, Call, Wanted, first_refused, refused_by
 from txl_kernels.torch_state import constant_when_traced
 
 NAME = "triton"
@@ -25,6 +25,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _WIDEST = 256
 _LARGEST_FACTOR = 1e30  # scores are added in units of `scale`, in float32
 HEAD_WIDTHS = HeadWidths(maximum=_WIDEST)
+_REFUSED = refused_by(NAME)
 READS_BOUNDS = False
 # The oldest Triton that compiles gathers of rank 1, and float32 through descriptors, as the kernels
 # need.
@@ -83,7 +84,10 @@ def why_not_tensors(device: torch.device, dtype: torch.dtype, head_width: int = 
 
 def why_not_call(call: Call) -> str | None:
     """Return the reason why the backend does not support a call although it supports q's device,
-    dtype and head width (its values or `q_pos` are too wide), or None."""
+    dtype and head width (it does not take a field; values or `q_pos` are too wide), or None."""
+    field = first_refused(call, _REFUSED)
+    if field is not None:
+        return f"{NAME} does not take {field}"
     width = call.v.size(3)
     if width > _WIDEST:
         return f"{NAME} does not take values wider than {_WIDEST}, got {width}"
