@@ -352,6 +352,19 @@ def with_bounds(call: Call) -> Call:
     """
     if (call.start is None and call.end is None) or call.q.dim() != 4:  # another check reports a wrong q
         return call
+    sizes, device = (call.q.size(0), call.q.size(2)), call.q.device
+    for x in (call.start, call.end):
+        if x is not None and not (
+            type(x) is Tensor
+            and x.dtype == torch.int32
+            and x.shape == sizes
+            and x.device == device
+            and x.layout == torch.strided
+            and not x.is_nested
+        ):
+            break
+    else:
+        return call
     start, end = (broadcast_bound(name, x, call.q) for name, x in zip(BOUNDS, (call.start, call.end), strict=True))
     return changed(call, start=start, end=end)
 

@@ -122,7 +122,7 @@ def run(call: Call, prepared: Prepared, need_lse: bool) -> Results:
 
     need_lse: False if lse may be None where no gradient needs it.
     """
-    if prepared.reads_bounds:
+    if prepared.reads_bounds and not prepared.kernels.bounds_fit(call, prepared):
         checks.check_bound_values(call)
     if not prepared.gradients:
         result: Results = prepared.kernels.forward(call, prepared, need_lse)

@@ -106,7 +106,7 @@ def prepare_operator(call: Call, backend: str, gradients: bool) -> Prepared:
             _store(key, prepared)
     else:
         _check_operator_seed(call)
-    if prepared.reads_bounds:
+    if prepared.reads_bounds and not prepared.kernels.bounds_fit(call, prepared):
         checks.check_bound_values(call)
     return prepared
 
@@ -135,7 +135,7 @@ def prepare_backward(
         return prepared, dout, dlse
     if call.seed is not None:
         checks.check_seed(call.seed, call.q, "seed")
-    if prepared.reads_bounds:
+    if prepared.reads_bounds and not prepared.kernels.bounds_fit(call, prepared):
         checks.check_bound_values(call)
     if not prepared.as_given:
         dout, dlse = checks.check_gradients(call, out, lse, dout, dlse)

@@ -12,6 +12,7 @@
 #include "../python/call.h"
 #include "../python/interpreter.h"
 #include "library.h"
+#include "seen.h"
 
 namespace py = pybind11;
 
@@ -51,6 +52,16 @@ class Plan {
  public:
   Plan(const py::tuple& call, const py::handle& out, int type, uint32_t drop_below) {
     static_cast<txl::Attention&>(problem_) = txl::attention_of(call, out, static_cast<txl::Type>(type), drop_below);
+  }
+
+  // Whether the values of start and end are in [0, M + L], and the table has a row for each distance that they show.
+  bool bounds_fit(const py::tuple& call) const {
+    txl::Attention a = problem_;
+    txl::set_memory(a, call);
+    a.start.data = static_cast<const int32_t*>(txl::pointer_of(call[txl::START]));
+    a.end.data = static_cast<const int32_t*>(txl::pointer_of(call[txl::END]));
+    const txl::Seen seen = txl::find_seen(a.start, a.end, a.B, a.L, a.M, a.left, a.right);
+    return !seen.wrong && (a.zero_outside || txl::has_rows(seen, a.T, a.zero_row));
   }
 
   // Runs forward on tensors of the shapes and strides that the plan was made for, but for the memory's length. lse may
@@ -149,6 +160,7 @@ PYBIND11_MODULE(_native, m) {
   py::class_<Plan>(m, "Plan", py::module_local())
       .def(py::init<const py::tuple&, const py::handle&, int, uint32_t>(), py::arg("call"), py::arg("out"),
            py::arg("type"), py::arg("drop_below"))
+      .def("bounds_fit", &Plan::bounds_fit, py::arg("call"))
       .def("forward", &Plan::forward, py::arg("call"), py::arg("out"), py::arg("lse"), py::arg("threads"),
            py::arg("seed"))
       .def("backward", &Plan::backward, py::arg("call"), py::arg("out"), py::arg("lse"), py::arg("dout"),

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "../call_fields.h"
+#include "seen.h"
 
 namespace txl {
 namespace {
@@ -205,31 +206,21 @@ void check_tensors(const txl_call& c) {
 
 // Checks the values of start and end, and that the table has a row for each distance that a query sees.
 void check_visible(const txl_call& c) {
-  const int64_t keys = c.M + c.L;
   for (const auto& [name, x] : {std::pair{"start", &c.start}, std::pair{"end", &c.end}})
     if (x->data) check_tensor({"", name}, *x, {c.B, c.L}, 4, true);
-  const auto bound = [&](const char* name, const txl_tensor& x, int64_t b, int64_t i, int64_t absent) -> int64_t {
-    if (!x.data) return absent;
-    const int64_t value = static_cast<const int32_t*>(x.data)[b * x.stride[0] + i * x.stride[1]];
-    if (value < 0 || value > keys)
-      throw std::invalid_argument(std::string(name) + " must hold key indices in [0, M + L] = [0, " + text(keys) +
-                                  "], got " + text(value));
-    return value;
+  const auto bounds = [](const txl_tensor& x) {
+    return Bounds{static_cast<const int32_t*>(x.data), x.stride[0], x.stride[1]};
   };
-  int64_t nearest = 0, farthest = -1;
-  for (int64_t b = 0; b < (c.start.data || c.end.data ? c.B : std::min<int64_t>(c.B, 1)); ++b)
-    for (int64_t i = 0; i < c.L; ++i) {
-      const int64_t at = c.M + i;
-      const int64_t low = std::max(bound("start", c.start, b, i, 0), c.left < at ? at - c.left : 0);
-      const int64_t high = std::min(bound("end", c.end, b, i, keys), c.right < keys - at ? at + c.right + 1 : keys);
-      if (low >= high) continue;
-      if (nearest > farthest) nearest = at - high + 1, farthest = at - low;
-      nearest = std::min(nearest, at - high + 1), farthest = std::max(farthest, at - low);
-    }
-  if (c.zero_outside || nearest > farthest || (nearest + c.zero_row >= 0 && farthest + c.zero_row < c.T)) return;
-  throw std::invalid_argument("T must be enough for the distances " + text(nearest) + " to " + text(farthest) +
-                              " that queries see, whose rows are zero_row + distance, got T " + text(c.T) +
-                              " and zero_row " + text(c.zero_row));
+  const Bounds start = bounds(c.start), end = bounds(c.end);
+  const Seen seen = find_seen(start, end, c.B, c.L, c.M, c.left, c.right);
+  if (seen.wrong)
+    throw std::invalid_argument(std::string(seen.wrong == &start ? "start" : "end") +
+                                " must hold key indices in [0, M + L] = [0, " + text(c.M + c.L) + "], got " +
+                                text(seen.value));
+  if (c.zero_outside || has_rows(seen, c.T, c.zero_row)) return;
+  throw std::invalid_argument("T must be enough for the distances " + text(seen.nearest) + " to " +
+                              text(seen.farthest) + " that queries see, whose rows are zero_row + distance, got T " +
+                              text(c.T) + " and zero_row " + text(c.zero_row));
 }
 
 // The memory of a tensor that has elements: the bytes [begin, end), and those of its elements among them.

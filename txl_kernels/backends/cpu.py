@@ -44,6 +44,12 @@ def why_not_call(call: Call) -> str | None:
     return None if field is None else f"{NAME} does not take {field}"
 
 
+def bounds_fit(call: Call, prepared: Prepared) -> bool:
+    """Whether the values of `start` and `end` pass `checks.check_bound_values`; False if that is
+    not known because there is no plan yet."""
+    return prepared.plan is not None and prepared.plan.plan.bounds_fit(call)
+
+
 def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
     """Return (out [B, H, L, D of v], lse float32 [B, H, L]) of a checked call. out has q's strides
     if q is dense."""

@@ -60,6 +60,7 @@ class Backend(Protocol):
     @property
     def READS_BOUNDS(self) -> bool:
         """Whether the values of `start` and `end` are read and checked before the backend runs.
+        Then it has a quick check of prepared calls, `bounds_fit(call, prepared) -> bool`.
 
         Backends that would have to synchronize with a device do not read them; their kernels return
         NaN for each query whose bounds are out of range.

@@ -93,14 +93,19 @@ def test_repeated_calls_enter_few_python_functions(capsys: pytest.CaptureFixture
     def growing_cache() -> None:
         layer(x, cache=growing)
 
+    bounds = {name: torch.full((1, 8), n, dtype=torch.int32) for name, n in (("start", 3), ("end", 16))}
+
+    def bounded() -> None:
+        rel_attention(**plain, **bounds)
+
     with torch.no_grad():
         for _ in range(8):
             layer(x, cache=full)
-        counts = {f.__name__: entered(f) for f in (forward, cached_layer, growing_cache)}
+        counts = {f.__name__: entered(f) for f in (forward, cached_layer, growing_cache, bounded)}
     counts["both_ways"] = entered(both_ways)
     with capsys.disabled():
         print({name: len(codes) for name, codes in counts.items()})
-    most = {"forward": 12, "both_ways": 40, "cached_layer": 60, "growing_cache": 60}
+    most = {"forward": 12, "both_ways": 40, "cached_layer": 60, "growing_cache": 60, "bounded": 14}
     assert all(len(codes) <= most[name] for name, codes in counts.items())
     own = {code for codes in counts.values() for code in codes if "txl_kernels" in code.co_filename}
     assert len(own) > 10
