@@ -253,7 +253,7 @@ def draw_gains(found: Mapping[str, Effective], contexts: Sequence[int], ratio: f
         [f"{a}\n{b}" for a, b in pairwise(contexts)],
         path,
         xlabel="from a context of c (above) to c' (below), tokens",
-        ylabel="$e^{f(c, c)} - e^{f(c, c')}$",
+        ylabel="gain in perplexity, exp f(c, c) - exp f(c, c')",
         title=f"Gain of a longer context over the group's best, r = {ratio:g}",
     )
 
