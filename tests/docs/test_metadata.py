@@ -23,7 +23,9 @@ def test_version_of_the_site_and_of_the_changelog() -> None:
     site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert re.findall(r"txl-kernels (\d+\.\d+\.\d+)", site) == [txl_kernels.__version__] * 2
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    (date,) = re.findall(rf"^## {re.escape(txl_kernels.__version__)} \((\d{{4}}-\d\d-\d\d)\)$", changelog, flags=re.MULTILINE)
+    (date,) = re.findall(
+        rf"^## {re.escape(txl_kernels.__version__)} \((\d{{4}}-\d\d-\d\d)\)$", changelog, flags=re.MULTILINE
+    )
     assert f"\ndate-released: {date}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
