@@ -125,18 +125,18 @@ def case(way: str, minutes: float) -> dict[str, float]:
 
 def draw(found: Found, minutes: Sequence[float], path: Path) -> None:
     """Time and memory against minutes; what the original would need, dashed."""
-    from txl.pictures import new_figure, save
+    from txl.pictures import BLUE, OTHERS, RED, new_figure, save
 
-    colors = {"original": "tab:blue", "accelerated": "tab:red", "window": "tab:green"}
+    looks = {"original": (BLUE, "s"), "accelerated": (RED, "o"), "window": (OTHERS[1], "^")}
     figure = new_figure(10.0, 4.2)
-    panels = (("seconds", "s", "one layer, seconds"), ("gib", "GiB", "memory at most, GiB"))
+    panels = (("seconds", "s", "time of one layer, seconds"), ("gib", "GiB", "peak memory, GiB"))
     for n, (key, unit, title) in enumerate(panels):
         axes = figure.add_subplot(1, 2, n + 1)
         ends: dict[tuple[float, float], str] = {}
-        for way, color in colors.items():
+        for way, (color, marker) in looks.items():
             points = sorted((float(m), x[key]) for m, x in found[way].items())
             if points:
-                axes.plot(*zip(*points, strict=True), color=color, marker="o", label=NAMES[way])
+                axes.plot(*zip(*points, strict=True), color=color, marker=marker, label=NAMES[way])
                 ends |= {points[-1]: f"{points[-1][1]:.3g} {unit}"}
             longer = [m for m in sorted(minutes) if way == "original" and not fits(m)]
             if key == "gib" and longer:
@@ -160,6 +160,7 @@ def draw(found: Found, minutes: Sequence[float], path: Path) -> None:
         axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8, loc="upper left")
+    figure.suptitle(f"A layer of Parakeet's size, forward: B1 H{HEADS} D{WIDTH // HEADS}, float32", fontsize=10)
     save(figure, path)
 
 

@@ -5,9 +5,9 @@ pip install "transformers>=5.24" txl-kernels; python examples/inkling.py
 The model has random weights, a sliding and a full layer, and the attention of Inkling 2: position
 queries of width 16, a table of 1,024 distances (512 in the sliding layer), grouped heads, sinks.
 Each case runs in its own process; the accelerated model is first compared with the original on 600
-tokens. Then the case runs forward without gradients, and forward and backward ("both ways"), once
-each. The script prints seconds, and by how much the process's peak memory grew. --figure also runs
-other lengths and plots time and memory (pip install "txl-kernels[plots]").
+tokens. Then the case runs forward without gradients, and forward + backward, once each. The script
+prints seconds, and by how much the process's peak memory grew. --figure also runs other lengths and
+plots all of them (pip install "txl-kernels[plots]").
 """
 
 import argparse
@@ -17,7 +17,6 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,7 @@ def case(way: str, tokens: int) -> dict[str, float]:
     found = {"forward, s": time.perf_counter() - began, "forward, MiB": peak() - before}
     began = time.perf_counter()
     model(x).last_hidden_state.square().mean().backward()
-    return found | {"both ways, s": time.perf_counter() - began, "both ways, MiB": peak() - before}
+    return found | {"forward + backward, s": time.perf_counter() - began, "forward + backward, MiB": peak() - before}
 
 
 def run(way: str, tokens: int) -> dict[str, float]:
@@ -83,38 +82,43 @@ def run(way: str, tokens: int) -> dict[str, float]:
     return found
 
 
-def figure(path: Path, lengths: dict[str, Iterable[int]]) -> None:
-    """Draw seconds and MiB of both directions against the number of tokens."""
-    from txl.pictures import new_figure, save
+def figure(path: Path, found: dict[str, dict[int, dict[str, float]]]) -> None:
+    """Draw seconds and MiB of both directions against the number of tokens; found: by way and
+    number of tokens."""
+    from txl.pictures import BLUE, RED, new_figure, save
 
-    found = {way: {tokens: run(way, tokens) for tokens in lengths[way]} for way in WAYS}
     picture = new_figure(10.0, 4.2)
     for n, unit in enumerate(("s", "MiB")):
         axes = picture.add_subplot(1, 2, n + 1)
-        for way, color in zip(WAYS, ("tab:blue", "tab:red"), strict=True):
-            for direction, line in (("forward", "--"), ("both ways", "-")):
+        for way, color, marker in zip(WAYS, (BLUE, RED), "so", strict=True):
+            for direction, line in (("forward", "--"), ("forward + backward", "-")):
                 values = [x[f"{direction}, {unit}"] for x in found[way].values()]
                 values = [max(x, 1.0) for x in values] if unit == "MiB" else values  # a short text may need none
                 name = f"{'transformers' if way == 'original' else way}, {direction}"
-                axes.plot(list(found[way]), values, color=color, linestyle=line, marker="o", label=name)
+                axes.plot(list(found[way]), values, color=color, linestyle=line, marker=marker, label=name)
                 label = f"{values[-1]:,.0f}" if values[-1] >= 100 else f"{values[-1]:.3g}"
                 axes.annotate(label, (max(found[way]), values[-1]), xytext=(6, 0), textcoords="offset points")
         ticks = sorted({tokens for way in WAYS for tokens in found[way]})
-        axes.set(xscale="log", yscale="log", xlabel="tokens", title="seconds" if unit == "s" else "memory, MiB")
+        axes.set(xscale="log", yscale="log", xlabel="tokens", title="seconds" if unit == "s" else "peak memory, MiB")
         axes.set(xlim=(min(ticks) / 1.2, max(ticks) * 1.8))
         axes.set_xticks(ticks, [f"{x:,}" for x in ticks])
         axes.minorticks_off()
         axes.yaxis.set_major_formatter("{x:,g}")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
+    picture.suptitle("Inkling 2: two layers, B1 H2 D64, float32", fontsize=10)
     save(picture, path)
 
 
-def main(tokens: int = 8192) -> Found:
+def main(tokens: int = 8192, path: Path | None = None) -> Found:
+    """Print a table; with a path also draw it, and other lengths, there."""
     found = {way: run(way, tokens) for way in WAYS}
-    print(f"{'':16}" + "".join(f"{way:>14}" for way in WAYS))
+    print(f"{'':25}" + "".join(f"{way:>14}" for way in WAYS))
     for name in found["original"]:
-        print(f"{name:16}" + "".join(f"{found[way][name]:>14.4g}" for way in WAYS))
+        print(f"{name:25}" + "".join(f"{found[way][name]:>14.4g}" for way in WAYS))
+    if path is not None:
+        others = {way: {n: found[way] if n == tokens else run(way, n) for n in LENGTHS[way]} for way in WAYS}
+        figure(path, others)
     return found
 
 
@@ -127,6 +131,4 @@ if __name__ == "__main__":
     if given.case:
         print(json.dumps(case(given.case, given.tokens)))
     else:
-        main(given.tokens)
-        if given.figure:
-            figure(given.figure, LENGTHS)
+        main(given.tokens, given.figure)

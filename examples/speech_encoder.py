@@ -62,7 +62,7 @@ def main(layers: int = 4, width: int = 512, left: int = 70, chunk: int = 7, chun
     print(accelerate(encoder, streaming=True))
     streamed, chunk_faster = stream(encoder, part, chunk)
     offline, faster = whole(encoder, features, chunk)
-    print(f"{features.size(1) / 100:.0f} s of sound at once: {at_once:.2f} s before, {faster:.2f} s accelerated")
+    print(f"{features.size(1) / 100:.0f} s of audio at once: {at_once:.2f} s before, {faster:.2f} s accelerated")
     print(f"in chunks: {a_chunk * 1e3:.1f} ms a chunk before, {chunk_faster * 1e3:.1f} ms accelerated")
     print(f"largest difference from before: {(offline - original).abs().max():.1e}")
     torch.testing.assert_close(offline, original, rtol=1e-3, atol=1e-3)

@@ -12,6 +12,9 @@ from txl.paths import AnyPath, replace_bytes
 
 _UNITS = {"bpc": "bits per character", "ppl": "perplexity"}
 _MAX_VALUE = 1e100  # the largest value that matplotlib can draw
+# Colors of Okabe and Ito, which differ without red and green, too.
+RED, BLUE, GRAY, BLACK = "#D55E00", "#0072B2", "#777777", "#000000"
+OTHERS = (BLUE, "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 
 
 def missing() -> str | None:

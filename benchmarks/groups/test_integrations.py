@@ -91,7 +91,7 @@ def test_encoders(machine: Machine, full: bool) -> list[Comparison]:
         for seconds in (10, 30, 120) if full else (10, 30):
             runs = _both(peers.encoder_entry, title, after=(seconds * peers.ENCODERS[title].frames,))
             layers = peers.LAYERS_OF_ENCODER[title]
-            case = Case(direction="forward", model=title, layers=layers, note=f"{seconds} s of sound")
+            case = Case(direction="forward", model=title, layers=layers, note=f"{seconds} s of audio")
             found.append(
                 Comparison("other libraries' encoders", case, runs, clock="wall", seconds=12, minimum=3, maximum=20)
             )

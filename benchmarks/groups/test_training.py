@@ -32,7 +32,7 @@ def test_training_step(machine: Machine, full: bool) -> list[Comparison]:
                 for x in (OURS, ORIGINAL)
             ]
         rest = functools.partial(without_attention, *options)
-        runs.append(Implementation("bound: all but the attention", rest, "part"))
+        runs.append(Implementation("lower bound: a step without attention", rest, "part"))
         shape = Shape(batch, config.n_head, length, length, config.d_head)
         case = Case(unit="token", model="enwik8-base", layers=layers, shape=shape)
         found.append(Comparison("training step", case, runs, clock="wall", seconds=15, minimum=3, maximum=30))

@@ -138,11 +138,11 @@ def _outside(config: ModelConfig) -> float:
 VANILLA = {
     "vanilla-eager": "vanilla, eager as published",
     "vanilla-flash": "vanilla, flash SDPA",
-    "vanilla-flash-last": "vanilla, flash SDPA, last layer for one token",
-    "vanilla-last": "vanilla, compiled, last layer for one token",
+    "vanilla-flash-last": "vanilla, flash SDPA, top layer for the last token alone",
+    "vanilla-last": "vanilla, compiled, top layer for the last token alone",
     "vanilla-eager-graph": "vanilla, as published, in a CUDA graph",
     "vanilla-flash-graph": "vanilla, flash SDPA, in a CUDA graph",
-    "vanilla-flash-last-graph": "vanilla, flash SDPA, last layer for one token, in a CUDA graph",
+    "vanilla-flash-last-graph": "vanilla, flash SDPA, top layer for the last token alone, in a CUDA graph",
 }
 
 

@@ -22,6 +22,12 @@ RENAMED_ENDS = {
     ", not told": ", without end",
     "FlexAttention, captured bias": "FlexAttention, captured bias, default block sizes",
 }
+# Parts of implementations' names, and of notes of cases, until 2026-11-29.
+RENAMED_PARTS = {
+    "last layer for one token": "top layer for the last token alone",
+    "bound: all but the attention": "lower bound: a step without attention",
+}
+RENAMED_NOTES = {" s of sound": " s of audio"}
 # The limit of bfloat16 until 2026-11-28, which on AMX multiplied zeros.
 OLD_BFLOAT16_PEAK = "limit: bfloat16 peak"
 RESULTS = Path(__file__).parents[1] / "results"
@@ -110,7 +116,12 @@ def load(paths: list[Path]) -> list[Device]:
         of_cpu = f"{_generation(about)}, {about['threads']} threads, {about['isa']}" if about["kind"] == "cpu" else ""
         fresh: dict[tuple[str, Case], Measured] = {}
         for row in record["rows"]:
+            for old, new in RENAMED_NOTES.items():
+                if old in row["case"].get("note", ""):
+                    row["case"]["note"] = row["case"]["note"].replace(old, new)
             key = RENAMED.get(row["group"], row["group"]), Case.from_json(row["case"])
+            for old, new in RENAMED_PARTS.items():
+                row["implementation"] = row["implementation"].replace(old, new)
             for old, new in RENAMED_ENDS.items():
                 if row["implementation"].endswith(old):
                     row["implementation"] = row["implementation"].removesuffix(old) + new

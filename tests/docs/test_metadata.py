@@ -19,6 +19,16 @@ def test_citation() -> None:
     assert "\nlicense: Apache-2.0\n" in citation
 
 
+def test_version_of_the_site_and_of_the_changelog() -> None:
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert re.findall(r"txl-kernels (\d+\.\d+\.\d+)", site) == [txl_kernels.__version__] * 2
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    (date,) = re.findall(
+        rf"^## {re.escape(txl_kernels.__version__)} \((\d{{4}}-\d\d-\d\d)\)$", changelog, flags=re.MULTILINE
+    )
+    assert f"\ndate-released: {date}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
 def test_pythons() -> None:
     """Classifiers, wheels, CI and pages name the same Pythons."""
     minors = re.findall(r"Python :: 3\.(\d+)", PROJECT)

@@ -98,8 +98,19 @@ def test_speed_up_of_evaluation_agrees_on_all_pages() -> None:
     assert len(rows) == 2  # a CPU and a GPU
     front = README[: README.index("<!-- figures")], (DOCS / "index.md").read_text(encoding="utf-8")
     for device, *found in rows:
-        section = speed[speed.index(f"**{device}**") :]
+        section = speed[speed.index(f"\n## {device}\n") :]
         row = re.search(r"^\| 3,800 \|.*$", section, flags=re.MULTILINE)
         assert row is not None
         assert all(x in row[0] for x in found)
         assert all(found[1].rstrip("x") in text and "1,874" in text for text in front)
+
+
+def test_figures_of_libraries_agree_with_the_page_that_the_report_writes() -> None:
+    """README's table of models repeats multiples of docs/how-to/accelerate.md."""
+    table = README[README.index("## Models and libraries") :].split("\n## ")[0]
+    rows = re.findall(r"\| ([\d.]+x) \| ([\d.]+x)? ?\|$", table, flags=re.MULTILINE)
+    assert len(rows) >= 4
+    page = (DOCS / "how-to" / "accelerate.md").read_text(encoding="utf-8")
+    figures = page[page.index("<!-- figures") : page.index("<!-- end of figures")]
+    for time, memory in rows:
+        assert re.search(rf"\| {re.escape(time)} \| {re.escape(memory)}", figures), (time, memory)

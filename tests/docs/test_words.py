@@ -19,6 +19,7 @@ PROSE = [  # in Markdown, docstrings and comments, except in backticks
     r"hindrances?",
     r"(nobody|somebody|whoever|who) (sees?|watch(es)?|wants?|knows?|needs?|reads?)",
     r"forms beyond",
+    r"memory at most|time to get memory|(s|seconds?|minutes?|hours?) of sound",
     r"\A(Of|As|And|But|Or|What|Whether|Whatever)",  # of a docstring; predicates may begin with Whether
 ]
 NAMES = [  # in names and strings, whose words are separated by underscores, too
@@ -28,6 +29,11 @@ NAMES = [  # in names and strings, whose words are separated by underscores, too
     r"told|plants|FORMS|MOST|LEAP|InUse|Facts|TXL_PAIRS|of_first_lane|power_of_2",
     r"written_down|own_way|unhidden|worth_keeping|for_all_alike|numbers_of",
 ]
+SEARCHED = (  # words that readers search for, beside this package's own
+    "head dim", "sequence length", "KV cache", "FlashAttention", "is_causal", "attention mask", "sliding window", "varlen",
+    "grouped-query", "GQA", "fp16", "forward + backward", "peak memory", "page faults", "latency", "throughput", "tokens/s",
+    "roofline", "lower bound", "peak FLOP/s", "audio",
+)  # fmt: skip
 IN_PROSE = re.compile(rf"\b(?:{'|'.join(PROSE)})\b", re.IGNORECASE)
 IN_NAMES = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(NAMES)})(?![A-Za-z0-9])")
 FOLDERS = ("docs", "txl", "txl_kernels", "tests", "benchmarks", "tools", "csrc")
@@ -74,3 +80,10 @@ def test_words(folder: str) -> None:
         name = path.relative_to(ROOT).as_posix()
         if path.suffix in SUFFIXES and path != Path(__file__) and name not in ("CHANGELOG.md", *PUBLISHED):
             assert list(violations(path)) == [], f"{name}: CONTRIBUTING, Words, has the field's word"
+
+
+@pytest.mark.parametrize("word", SEARCHED)
+def test_words_that_readers_search_for(word: str) -> None:
+    """README or a page has the word; the log and the report of benchmarks do not count."""
+    pages = [ROOT / "README.md", *(x for x in (ROOT / "docs").rglob("*.md") if x.name != "log.md")]
+    assert any(word.lower() in page.read_text(encoding="utf-8").lower() for page in pages)

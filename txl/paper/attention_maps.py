@@ -189,7 +189,7 @@ def marked(weights: Tensor) -> Tensor:
 def draw_means(attention: Attention, titles: dict[str, str], path: Path) -> None:
     """Draw figure 5 (term "all") or 7: one panel for each term. Rows are heads, layer by layer from
     the top; columns are distances, the nearest at the right; darker is larger, in the colors of
-    figure 5."""
+    figure 5. Heads count from 1, as in figure 6."""
     from matplotlib.colors import PowerNorm
 
     figure = new_figure(7.0 if len(titles) == 1 else 13.0, 4.8)
@@ -200,12 +200,19 @@ def draw_means(attention: Attention, titles: dict[str, str], path: Path) -> None
         rows = attention.mean(term).flip(1)
         image = axes.imshow(
             rows.numpy(), aspect="auto", interpolation="nearest", cmap="Greys", norm=PowerNorm(0.5, 0, top),
-            extent=(-rows.size(1), 0, len(rows), 0),
+            extent=(0.5 - rows.size(1), 0.5, len(rows), 0),
         )  # fmt: skip
         for head in range(attention.heads, len(rows), attention.heads):
             axes.axhline(head, color="tab:blue", lw=0.4, alpha=0.6)
-        axes.set(title=title, xlabel="relative location of the key", ylabel="head, layer by layer")
-        whole_ticks(axes.xaxis, axes.yaxis)
+        axes.set(title=title, xlabel="distance of the key, negative: before the query")
+        whole_ticks(axes.xaxis)
+        step = max(len(rows) // 16, 1)
+        axes.set_yticks([head + 0.5 for head in range(0, len(rows), step)], range(1, len(rows) + 1, step))
+    panels[0].set_ylabel("head, from 1, layer by layer")
+    if len(titles) > 1:
+        figure.suptitle(
+            "Mean attention by one term alone; term (c), a key's prior, is left out as in the paper", fontsize=10
+        )
     figure.colorbar(image, ax=panels, label="mean weight", extend="max")
     save(figure, path)
 

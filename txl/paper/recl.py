@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from txl.fields import COUNT, check_ranges
 from txl.language_model import LanguageModel
 from txl.model.config import ModelConfig
 from txl.paths import AnyPath
-from txl.pictures import label, new_figure, save, whole_ticks
+from txl.pictures import BLUE, OTHERS, RED, label, new_figure, save, whole_ticks
 from txl.text.corpus import as_tensor
 from txl.text.vocabulary import Tokens
 
@@ -253,7 +253,7 @@ def draw_gains(found: Mapping[str, Effective], contexts: Sequence[int], ratio: f
         [f"{a}\n{b}" for a, b in pairwise(contexts)],
         path,
         xlabel="from a context of c (above) to c' (below), tokens",
-        ylabel="$e^{f(c, c)} - e^{f(c, c')}$",
+        ylabel="gain in perplexity, exp f(c, c) - exp f(c, c')",
         title=f"Gain of a longer context over the group's best, r = {ratio:g}",
     )
 
@@ -267,8 +267,9 @@ def draw_perplexity(found: Mapping[str, Sequence[float]], contexts: Sequence[int
 def _draw(lines: Mapping[str, Sequence[float]], at: Sequence[int | str], path: AnyPath, **words: str) -> None:
     figure = new_figure()
     axes = figure.add_subplot()
-    for name, values in lines.items():
-        axes.plot(at, values, "o-", label=label(name))
+    looks = cycle(zip((BLUE, RED, *OTHERS[1:]), "osD^vP", strict=True))
+    for (name, values), (color, marker) in zip(lines.items(), looks, strict=False):
+        axes.plot(at, values, color=color, marker=marker, label=label(name))
     if not isinstance(at[0], str):
         whole_ticks(axes.xaxis)
     axes.set(**words)

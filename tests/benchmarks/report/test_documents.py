@@ -57,6 +57,24 @@ def test_report(folder: Path, elsewhere: Path) -> None:
         assert (elsewhere / "plots" / name).read_bytes().startswith(b"\x89PNG")
 
 
+def test_page_on_speed_has_a_heading_for_each_machine_and_group(folder: Path, elsewhere: Path) -> None:
+    documents.write(load(sorted(folder.glob("*.json"))))
+    text = (elsewhere / "speed.md").read_text()
+    for line in (
+        "## Attention",
+        "| A processor, 2 threads, avx2; B1 H1 L1 M1 D1, float32 | 2.00 / 3.00 |  |  | 50% / disturbed |  / disturbed |",
+        "## A processor, 2 threads, avx2",
+        "### Attention, A processor, 2 threads, avx2",
+        "| ours | 2.00, 50% |",
+        "### Evaluation, A processor, 2 threads, avx2",
+        "| 3,800 | 1,874x |  | 1,900x / 3,800x |  |  |",
+    ):
+        assert f"\n{line}\n" in text, line
+    pictures = [line.split("plots/")[1].rstrip(")") for line in text.splitlines() if line.startswith("![")]
+    assert pictures
+    assert {*pictures} <= {path.name for path in (elsewhere / "plots").iterdir()}
+
+
 def test_unchanged_files_are_not_written(folder: Path, elsewhere: Path) -> None:
     devices = load(sorted(folder.glob("*.json")))
 

@@ -52,6 +52,13 @@ def test_old_names(tmp_path: Path) -> None:
     assert list(measured.rows) == ["padded, with end"]
 
 
+def test_old_names_of_a_step_and_of_audio(tmp_path: Path) -> None:
+    case = {"unit": "token", "note": "10 s of sound"}
+    record = write(tmp_path, "2026-01-01", [row("step", case, "bound: all but the attention", 1.0)])
+    (measured,) = load([record])[0].comparisons
+    assert (list(measured.rows), measured.case.note) == (["lower bound: a step without attention"], "10 s of audio")
+
+
 def test_old_rows_of_flex_attention_say_that_its_block_sizes_are_the_defaults(tmp_path: Path) -> None:
     rows = [row("attention", {"unit": "call", "direction": "forward"}, "FlexAttention, captured bias", 1.0)]
     (measured,) = load([write(tmp_path, "2026-01-01", rows)])[0].comparisons
