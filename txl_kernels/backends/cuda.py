@@ -24,9 +24,11 @@ from txl_kernels.call import (
     Call,
     Fields,
     Wanted,
+    changed,
     drop_threshold,
     empty_gradients,
     empty_like_rows,
+    empty_out,
     first_refused,
     inputs_of,
     memory_len_of,
@@ -155,6 +157,10 @@ def _why_not_formula(call: Call) -> str | None:
     field = first_refused(call, _BY_BOTH)
     if field is not None:
         return field
+    return None if call.v.size(3) < call.q.size(3) and call.q_pos is not None else _why_not_values(call)
+
+
+def _why_not_values(call: Call) -> str | None:
     if call.v.size(3) != call.q.size(3):
         return f"values of another width than q's, got {call.v.size(3)} and {call.q.size(3)}"
     return None
@@ -182,6 +188,8 @@ def _why_not_terms_decode(call: Call) -> str | None:
         return None
     if call.q.size(2) > MAX_TERM_QUERIES:
         return f"{term}, for more than {MAX_TERM_QUERIES} queries (L), got {call.q.size(2)}"
+    if (reason := _why_not_values(call)) is not None:
+        return reason
     width = position_width_of(call)
     multiple_of = HEAD_WIDTHS.multiple_of
     if width > call.q.size(3) or width % multiple_of:
@@ -200,8 +208,8 @@ def _why_not_terms_prefill(call: Call) -> str | None:
         term = _inklings_term(call)
         return None if term is None else f"{term}, without q_pos"
     width = position_width_of(call)
-    if width not in POSITION_WIDTHS:
-        return f"q_pos of another width (Dp) than {' or '.join(map(str, POSITION_WIDTHS))}, got {width}"
+    if width > max(POSITION_WIDTHS):
+        return f"q_pos wider (Dp) than {max(POSITION_WIDTHS)}, got {width}"
     for name, bias in (("content_bias", call.content_bias), ("position_bias", call.position_bias)):
         if bias is not None:
             return f"{name} beside q_pos"
@@ -247,9 +255,38 @@ def why_not_hopper(call: Call) -> str | None:
     if call.q.size(3) > HOPPER_WIDTH:
         return f"it needs a head width (D) of at most {HOPPER_WIDTH}, not {call.q.size(3)}"
     for name, x in zip(INPUTS, inputs_of(call), strict=True):
-        if x is not None and name != "sink" and not _rows_apart(x):
+        if x is not None and name != "sink" and x.size(-1) == _hopper_width(call, name) and not _rows_apart(x):
             return f"it needs rows of {name} apart, at multiples of {ROW_BYTES} bytes, not strides {x.stride()}"
     return None
+
+
+def _hopper_width(call: Call, name: str) -> int:
+    """Return the width of an input's rows as the Hopper kernels take them. With `q_pos`, rows of
+    positions and of values may be narrower; zeros are then put behind them (`_widened`)."""
+    if call.q_pos is not None and name in ("q_pos", "r"):
+        return next((x for x in POSITION_WIDTHS if x >= position_width_of(call)), position_width_of(call))
+    return position_width_of(call) if name in ("r", "position_bias") else call.q.size(3)
+
+
+def _widened(call: Call) -> Call:
+    """Return the call with rows of `_hopper_width`: the call itself, or one with copies."""
+    narrow = {
+        name: x
+        for name, x in zip(INPUTS, inputs_of(call), strict=True)
+        if x is not None and name not in ("sink", "r_bias") and x.size(-1) != _hopper_width(call, name)
+    }
+    return (
+        changed(call, **{name: _wider(x, _hopper_width(call, name)) for name, x in narrow.items()}) if narrow else call
+    )
+
+
+def _wider(x: Tensor, width: int) -> Tensor:
+    """Return x with zeros behind its rows. A table that all heads share is copied once."""
+    is_shared = x.dim() == 3 and x.stride(0) == 0
+    source = x[:1] if is_shared else x
+    wide = source.new_zeros((*source.shape[:-1], width))
+    wide[..., : x.size(-1)] = source
+    return wide.expand(x.size(0), -1, -1) if is_shared else wide
 
 
 def _rows_apart(x: Tensor) -> bool:
@@ -278,11 +315,14 @@ def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True)
     """Return (out [B, H, L, D], lse float32 [B, H, L]) of a checked call. out has q's strides if q
     is dense."""
     q = call.q
+    if call.v.size(3) != q.size(3):
+        out, lse = forward(_widened(call), prepared, need_lse)
+        return empty_out(q, call.v).copy_(out[..., : call.v.size(3)]), lse
     out = empty_like_rows(q)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32) if need_lse else None
     if q.numel() == 0:
         return out, lse
-    call = with_biases(call)
+    call = with_biases(call if is_decode(call) else _widened(call))
     plan = _plan(make_plan, call, out, prepared)
     workspace = q.new_empty(plan.workspace, dtype=torch.float32) if plan.workspace else None
     plan.forward(call, out, lse, 0 if workspace is None else workspace.data_ptr(), _stream(q.device))
@@ -307,9 +347,8 @@ def backward(
     Raises:
         RuntimeError: the Hopper kernels cannot compute the gradients of this call.
     """
-    gradients = empty_gradients(call, wanted)
     if call.q.numel() == 0:
-        return tuple(None if x is None else x.zero_() for x in gradients)
+        return tuple(None if x is None else x.zero_() for x in empty_gradients(call, wanted))
     if prepared is None or prepared.plan is None:
         # Forward of the raw operator does not know whether gradients follow.
         reason = why_not_hopper(call)
@@ -317,6 +356,12 @@ def backward(
             reason = f"the kernels do not take {term}"
         if reason is not None:
             raise RuntimeError(f"backend={NAME!r} cannot compute gradients: {reason}; backend='triton' can")
+    if (wide := _widened(call)) is not call:
+        width = call.q.size(3)
+        found = backward(wide, _wider(out, width), lse, _wider(dout, width), dlse, wanted, prepared)
+        given = zip(empty_gradients(call, wanted), found, strict=True)
+        return tuple(None if x is None or dx is None else x.copy_(dx[..., : x.size(-1)]) for x, dx in given)
+    gradients = empty_gradients(call, wanted)
     call = with_biases(call)
     plan = _plan(prefill_plan, call, out, prepared)
     slots, tables = 0, 1
