@@ -45,7 +45,7 @@ def test_values_and_gradients(case: Case, dtype: torch.dtype) -> None:
 NARROW = [
     Case("Zipformer", B=2, L=70, M=0, D=32, Dp=4, Dv=12, causal=False, r="1 T Dp", position_scale=1.0, **NO_BIASES),
     Case("Zipformer, padding", B=2, L=40, M=0, D=32, Dp=4, Dv=12, causal=False, intervals="filled", **NO_BIASES),
-    Case("a few queries of odd widths", B=1, L=3, M=90, D=40, Dp=3, Dv=7, **NO_BIASES),
+    Case("a short call of odd widths", B=1, L=3, M=90, D=40, Dp=3, Dv=7, **NO_BIASES),
     Case("narrow positions", B=1, H=4, Hkv=2, L=60, M=70, D=128, Dp=12, sink="H", outside="zero", **NO_BIASES),
     Case("narrow values", B=1, L=60, M=70, D=64, Dp=8, Dv=40, dropout_p=0.3, **NO_BIASES),
 ]
