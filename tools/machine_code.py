@@ -31,7 +31,7 @@ import hopper_kernels
 import torch
 import triton
 from cases import BIAS_ALONE, NO_BIASES, Case, as_call, make_inputs
-from pretended_gpu import compiling
+from pretended_gpu import capability_of, compiling
 
 from txl_kernels import rel_attention
 from txl_kernels.backends import cuda, native_modules
@@ -44,9 +44,14 @@ Figures = dict[str, Any]  # of a kernel
 
 # Triton's kernels.
 
-# maximum KiB of shared memory of a program, by compute capability
-SHARED_LIMIT = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
-ALL = tuple(SHARED_LIMIT)
+# maximum KiB of shared memory of a program, by compute capability or AMD's architecture
+AMD: dict[int | str, int] = {"gfx90a": 64, "gfx942": 64, "gfx950": 160, "gfx1100": 64, "gfx1201": 64}
+NVIDIA: dict[int | str, int] = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+SHARED_LIMIT = NVIDIA | AMD
+RDNA_SPILL = 32  # maximum number of registers that a kernel spills on RDNA, up to head width 128
+# One kernel spills more with Triton 3.9, most of it outside of loops. 16 warps would spill 25, and
+# execute twice the instructions for each pair.
+MORE_SPILL = {"backward_queries gfx1100 bf16 D128": 56}
 PLAIN = ("forward", "backward_queries", "backward_keys")
 
 
@@ -54,14 +59,14 @@ class Variant(NamedTuple):
     """A call to compile, and the kernels of it to record.
 
     Attributes:
-        architectures: compute capabilities, such as 90.
+        architectures: compute capabilities, such as 90, and AMD's architectures.
         decode: no gradients, and split keys.
         same_bits: sum dr in `backward_table`, not by atomics.
         pointers: load by pointers where descriptors could be used.
     """
 
     case: Case
-    architectures: tuple[int, ...] = (80, 90)
+    architectures: tuple[int | str, ...] = (80, 90, "gfx942", "gfx1100")
     kernels: tuple[str, ...] = PLAIN
     dtype: torch.dtype = torch.bfloat16
     precision: str = "highest"  # of float32 products
@@ -80,18 +85,25 @@ INKLING: dict[str, Any] = {
     **NO_BIASES,
 }  # fmt: skip
 VARIANTS = (
-    Variant(case("bf16 D64", 64), ALL),
-    Variant(case("bf16 D64 decode", 64, L=3), ALL, ("forward",), decode=True),
-    Variant(case("bf16 D64 same bits", 64), ALL, ("backward_queries", "backward_table"), same_bits=True),
-    Variant(case("bf16 D128", 128)),
+    Variant(case("bf16 D64", 64), (*NVIDIA, *AMD)),
+    Variant(case("bf16 D64 decode", 64, L=3), (*NVIDIA, "gfx942", "gfx1201"), ("forward",), decode=True),
+    Variant(
+        case("bf16 D64 same bits", 64),
+        (*NVIDIA, "gfx942", "gfx1100"),
+        ("backward_queries", "backward_table"),
+        same_bits=True,
+    ),
+    Variant(case("bf16 D128", 128), (80, 90, "gfx942", "gfx1100", "gfx1201")),
     Variant(case("bf16 D256", 256)),
-    Variant(case("fp32 D64", 64), (80,), dtype=torch.float32),
+    Variant(case("fp32 D64", 64), (80, "gfx942", "gfx1100"), dtype=torch.float32),
     Variant(case("tf32 D64", 64), (90,), dtype=torch.float32, precision="high"),
     Variant(case("bf16 D64 pointers", 64), (90,), pointers=True),
     # Rows of 80 bytes, whose alignment Triton does not derive by itself.
     Variant(case("bf16 D40", 40), (120,)),
     Variant(case("bf16 D64 bounds dropout", 64, intervals="random", dropout_p=0.1)),
-    Variant(case("bf16 D64 r_bias softcap values 128", 64, **BIAS_ALONE, softcap=5.0, Dv=128), (90,)),
+    Variant(
+        case("bf16 D64 r_bias softcap values 128", 64, **BIAS_ALONE, softcap=5.0, Dv=128), (90, "gfx942", "gfx1201")
+    ),
     Variant(case("bf16 D128 Inkling", 128, **INKLING)),
 )
 
@@ -103,7 +115,7 @@ class Compiled(NamedTuple):
     arguments: dict[str, Any]
 
 
-def compile_call(variant: Variant, architecture: int) -> dict[str, Compiled]:
+def compile_call(variant: Variant, architecture: int | str) -> dict[str, Compiled]:
     """Return the kernels that a call launches, by name."""
     found: dict[str, Compiled] = {}
 
@@ -126,15 +138,67 @@ def compile_call(variant: Variant, architecture: int) -> dict[str, Compiled]:
     return found
 
 
-def names(variant: Variant, architecture: int) -> dict[str, str]:
+def names(variant: Variant, architecture: int | str) -> dict[str, str]:
     """Return the kernels to record of a call: their names in the table, and their functions."""
-    return {f"{kernel} sm_{architecture} {variant.case}": kernel for kernel in variant.kernels}
+    target = architecture if isinstance(architecture, str) else f"sm_{architecture}"
+    return {f"{kernel} {target} {variant.case}": kernel for kernel in variant.kernels}
 
 
-def measure_call(variant: Variant, architecture: int) -> dict[str, Figures]:
+def measure_call(variant: Variant, architecture: int | str) -> dict[str, Figures]:
     """Return the figures of a call's kernels, by their names in the table."""
     made = compile_call(variant, architecture)
-    return {name: measure_triton(made[kernel], architecture) for name, kernel in names(variant, architecture).items()}
+    return {
+        name: measure_amd(made[kernel]) if isinstance(architecture, str) else measure_triton(made[kernel], architecture)
+        for name, kernel in names(variant, architecture).items()
+    }
+
+
+def tile_of(arguments: dict[str, Any]) -> list[int]:
+    """Return queries, keys, warps and stages of a launch."""
+    square = arguments.get("BLOCK")
+    tile = (arguments.get("BM", square), arguments.get("BN", square), arguments["num_warps"], arguments["num_stages"])
+    return list(tile)
+
+
+def measure_amd(made: Compiled) -> Figures:
+    """Return the figures of a kernel for an AMD GPU, as of `measure_triton` those that its assembly
+    states. spill: vector registers."""
+    text: str = made.kernel.asm["amdgcn"]
+    counts = dict(re.findall(r"^\s+\.(\w+_count):\s+(\d+)$", text, re.MULTILINE))
+    loops = inner_loops_amd(text)
+    return {
+        "tile": tile_of(made.arguments),
+        "registers": int(counts["vgpr_count"]),
+        "spill": int(counts["vgpr_spill_count"]),
+        "shared": made.kernel.metadata.shared,
+        "loop": max(map(len, loops), default=0),
+        "products": max((sum(bool(re.match(MATRIX, x)) for x in loop) for loop in loops), default=0),
+    }
+
+
+MATRIX = r"v_(mfma|s?wmma)"  # AMD's instructions of matrix products
+
+
+def inner_loops_amd(text: str) -> list[list[str]]:
+    """Return the instructions of every innermost loop that has products."""
+    labels: dict[str, int] = {}
+    code: list[str] = []
+    for line in text.splitlines():
+        if m := re.match(r"(\.LBB\w+):", line):
+            labels[m[1]] = len(code)
+        elif m := re.match(r"\s+([a-z]+_\w+.*)", line):
+            code.append(m[1])
+    # Code that a branch has moved out of a loop jumps back unconditionally.
+    back = ((at, re.match(r"s_cbranch\w* (\.LBB\w+)", x)) for at, x in enumerate(code))
+    loops = [(labels[m[1]], at) for at, m in back if m and labels[m[1]] <= at]
+    product = rf"{MATRIX}|v_(pk_|dual_)?fma"
+    loops = [(a, b) for a, b in loops if any(re.match(product, x) for x in code[a : b + 1])]
+    return [code[a : b + 1] for a, b in innermost(loops)]
+
+
+def innermost(loops: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the loops that hold no other; each is its first and last instruction."""
+    return [(a, b) for a, b in loops if not any((c, d) != (a, b) and c >= a and d <= b for c, d in loops)]
 
 
 def measure_triton(made: Compiled, architecture: int) -> Figures:
@@ -157,10 +221,9 @@ def measure_triton(made: Compiled, architecture: int) -> Figures:
     registers = re.search(r"REG:(\d+)", usage)
     if spill is None or registers is None:
         raise RuntimeError(f"ptxas printed no registers or spills:\n{text}\n{usage}")
-    loops, given = inner_loops(sass, architecture), made.arguments
-    square = given.get("BLOCK")
+    loops = inner_loops(sass, architecture)
     return {
-        "tile": [given.get("BM", square), given.get("BN", square), given["num_warps"], given["num_stages"]],
+        "tile": tile_of(made.arguments),
         "registers": int(registers[1]),
         "spill": int(spill[1]) + int(spill[2]),
         "shared": made.kernel.metadata.shared,
@@ -193,19 +256,25 @@ def inner_loops(sass: str, architecture: int) -> list[list[str]]:
         if m and labels.get(m[1], at + 1) <= at and (architecture < 90 or text.startswith("@")):
             loops.append((labels[m[1]], at))
     loops = [(a, b) for a, b in loops if any("MMA" in x or "FFMA" in x for x in code[a : b + 1])]
-    inner = [(a, b) for a, b in loops if not any((c, d) != (a, b) and c >= a and d <= b for c, d in loops)]
-    return [code[a : b + 1] for a, b in inner]
+    return [code[a : b + 1] for a, b in innermost(loops)]
 
 
 def complaints_triton(name: str, now: Figures, before: Figures | None) -> Iterator[str]:
     """Yield what is wrong with a kernel of Triton's, beside growth and spills."""
-    limit = SHARED_LIMIT[int(re.findall(r"sm_(\d+)", name)[0])]
+    target = name.split()[1]
+    limit = SHARED_LIMIT[target if target in AMD else int(target.removeprefix("sm_"))]
+    if target in AMD:
+        if now["products"] == 0 and ("fp32" not in name or target.startswith("gfx9")):
+            yield "no matrix instruction in the inner loop"
+        allowed = 0 if target.startswith("gfx9") else MORE_SPILL.get(name, RDNA_SPILL)
+        if now["spill"] > allowed and "fp32" not in name and "D256" not in name:
+            yield f"spills {now['spill']} registers, {allowed} are allowed"
     if now["shared"] > limit * 1024:
         yield f"{now['shared']} bytes of shared memory, the limit is {limit} KiB"
     if before is not None:
         if now["tile"] != before["tile"]:
             yield f"tile {now['tile']}, the table has {before['tile']}: run with --update"
-        if set(now["serialised"]) - set(before["serialised"]):
+        if set(now.get("serialised", ())) - set(before.get("serialised", ())):
             yield f"wgmma serialised ({', '.join(now['serialised'])})"
 
 
@@ -382,7 +451,8 @@ def complaints(name: str, now: Figures, before: Figures | None) -> list[str]:
     """Return what is wrong with a kernel; before: its figures in the table."""
     found = list((complaints_triton if "tile" in now else complaints_cuda)(name, now, before))
     if now["spill"] > (before or {"spill": 0})["spill"]:
-        found.append(f"spills {now['spill']} bytes, before {(before or {'spill': 0})['spill']}")
+        unit = "registers" if " gfx" in name else "bytes"
+        found.append(f"spills {now['spill']} {unit}, before {(before or {'spill': 0})['spill']}")
     for key in ("loop", "instructions"):
         # a loop of 0: none was found in the machine code
         if before is not None and before.get(key) and now[key] > GROWTH * before[key]:
@@ -423,7 +493,7 @@ def check_triton(only: str, jobs: int, update: bool, show: bool) -> int:
         (variant, architecture)
         for variant in VARIANTS
         for architecture in variant.architectures
-        if config.why_not_capability(divmod(architecture, 10), plan.TRITON_VERSION) is None
+        if config.why_not_capability(capability_of(architecture), plan.TRITON_VERSION) is None
     ]
     wanted = {name for call in calls for name in names(*call)}
     chosen = [call for call in calls if any(only in name for name in names(*call))]

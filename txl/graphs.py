@@ -49,6 +49,8 @@ def why_not(model: Network) -> str | None:
     """
     if os.environ.get(OFF, "on") == "off":
         return f"{OFF}=off"
+    if torch.version.hip is not None:
+        return "torch is built for ROCm, where none has run yet"
     if not isinstance(model, TransformerXL):
         return f"the network is {type(model).__name__}, no TransformerXL"
     if len(model.softmax.bounds) > 2:

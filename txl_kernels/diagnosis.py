@@ -9,9 +9,12 @@ import warnings
 import torch
 
 import txl_kernels
-from txl_kernels.backends import BACKENDS, KERNELS, choose_unasked, cpu, cuda, self_check
+from txl_kernels.backends import BACKENDS, KERNELS, choose_unasked, cpu, cuda, self_check, triton
 from txl_kernels.backends.native_modules import PACKAGE, NativeModule
+from txl_kernels.backends.protocol import architecture
 
+_ON_AMD = """  Triton's kernels were compiled for AMD GPUs, and have run on none yet: the first call of each kind is compared
+  with the reference. To say how they do here, paste the output of `python -m txl_kernels --check` into an issue."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -61,6 +64,12 @@ def _cuda_lines() -> list[str]:
     return lines
 
 
+def _model(device: torch.device) -> str:
+    """Return the name of a GPU, of an AMD GPU with its architecture."""
+    found = architecture(device)
+    return torch.cuda.get_device_name(device) + (f", {found}" if isinstance(found, str) else "")
+
+
 def _tried(name: str, device: torch.device) -> str:
     """Return what the self-check of a backend found for bfloat16 at head width 64, as the end of a
     line; "" if there is no self-check, as on a CPU."""
@@ -97,7 +106,7 @@ def report() -> str:
         f"imported from {txl_kernels.__path__[0]}, run by {sys.executable}",
     ]
     for device in _devices():
-        model = f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+        model = f" ({_model(device)})" if device.type == "cuda" else ""
         lines.append(f"\non {device}{model}:")
         for name, backend in BACKENDS.items():
             reasons = {dtype: backend.why_not_tensors(device, dtype) for dtype in _DTYPES}
@@ -106,6 +115,9 @@ def report() -> str:
             if works:
                 verdict = f"works for {', '.join(works)}{_tried(name, device)}"
             lines.append(f"  {name:<10} {verdict}")
+        is_amd = device.type == "cuda" and torch.version.hip is not None
+        if is_amd and triton.why_not_tensors(device, torch.float32) is None:
+            lines.append(_ON_AMD)
         with warnings.catch_warnings():  # a warning that a backend is left out would repeat a line above
             warnings.simplefilter("ignore")
             taken = f"backend=None takes {_taken(device, torch.float32)} for float32"

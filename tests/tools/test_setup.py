@@ -37,6 +37,27 @@ def build(folder: Path, cxx: str | None) -> tuple[subprocess.CompletedProcess[st
     return done, note.read_text(encoding="utf-8").strip() if note.exists() else None
 
 
+def test_no_cuda_kernels_beside_a_torch_for_rocm(tmp_path: Path) -> None:
+    """With TXL_KERNELS_CUDA=auto. The build says so."""
+    script(tmp_path / "bin" / "cmake", 'echo "cmake with" "$@"')
+    script(tmp_path / "bin" / "nvcc", 'while [ "$1" != -o ]; do shift; done; : > "$2"')  # one that works
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "version.py").write_text(
+        "__version__ = '2.12.0+rocm7.1'\ncuda: Optional[str] = None\nhip: Optional[str] = '7.1.25424'\n"
+    )
+    code = f"""
+import runpy, sys, sysconfig
+sysconfig.get_path, sys.argv = (lambda name, get_path=sysconfig.get_path: {str(tmp_path)!r} if name in ("purelib",
+    "platlib") else get_path(name)), {["setup.py", "-q", "build_ext", "-b", str(tmp_path / "lib"), "-t", str(tmp_path)]!r}
+runpy.run_path("setup.py", run_name="__main__")
+"""
+    environment = dict(os.environ, PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}", TXL_KERNELS_CUDA="auto")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    reason = "torch 2.12.0+rocm7.1 is built without CUDA (TXL_KERNELS_CUDA=on builds them)"
+    assert f"CUDA C++ kernels: txl_kernels was built without its CUDA C++ kernels: {reason}" in done.stdout, done.stderr
+    assert "-DTXL_CUDA=OFF" in done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     not (COMPILER and shutil.which("cmake") and shutil.which("ninja")), reason="needs the tools to build"

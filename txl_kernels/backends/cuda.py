@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels.backends import native_modules
-from txl_kernels.backends.protocol import HeadWidths, Prepared, why_not_dtype, why_not_gpu
+from txl_kernels.backends.protocol import HeadWidths, Prepared, architecture, why_not_dtype, why_not_gpu
 from txl_kernels.backends.zero_biases import with_biases
 from txl_kernels.call import (
     ALL,
@@ -86,6 +86,8 @@ def _why_not_device(device: torch.device) -> str | None:
     """Return the reason why the kernels do not run on a device at all, or None."""
     if device.type != "cuda":
         return f"cuda runs on CUDA devices, not on {device.type}"
+    if torch.version.hip is not None:
+        return "its kernels are for NVIDIA GPUs, and this torch is built for ROCm; backend='triton' runs on AMD's GPUs"
     return native.why_not_loaded or why_not_gpu(device) or _why_not_driver()
 
 
@@ -418,10 +420,11 @@ def _drop_below(call: Call) -> int:
 
 @constant_when_traced
 def _why_not_hopper_gpu(device: torch.device) -> str | None:
-    capability = torch.cuda.get_device_capability(device)
-    if capability == HOPPER:
+    found = architecture(device)
+    if found == HOPPER:
         return None
-    return f"it needs a GPU of compute capability {HOPPER[0]}.{HOPPER[1]}, this is {capability[0]}.{capability[1]}"
+    this = found if isinstance(found, str) else f"{found[0]}.{found[1]}"
+    return f"it needs a GPU of compute capability {HOPPER[0]}.{HOPPER[1]}, this is {this}"
 
 
 @functools.cache

@@ -13,10 +13,10 @@ import torch
 
 _LONGEST = 300  # characters of an exception's message
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
-# Messages of errors of memory or of the CUDA context: torch's own, and CUDA's as Triton and the
-# CUDA C++ module report them.
+# Messages of errors of memory or of the CUDA context: torch's own, and CUDA's and HIP's as Triton
+# and the CUDA C++ module report them.
 _TRANSIENT = re.compile(
-    r"^CUDA error:|^CUDA out of memory|^CUDA: out of memory|\[CUDA\]: out of memory|illegal memory access"
+    r"^(CUDA|HIP) error:|^(CUDA|HIP) out of memory|^CUDA: out of memory|\[(CUDA|HIP)\]:.*out of memory|illegal memory access"
     r"|device-side assert|unspecified launch failure|misaligned address|uncorrectable ECC|context is destroyed"
 )
 _UNKNOWN_GPU = re.compile(r"gpu-name|no kernel image|recognized (processor|target)|unsupported.*(arch|sm_|toolchain)")
@@ -80,7 +80,11 @@ def _advice(error: Exception) -> str | None:
     if "C compiler" in text or isinstance(error, (subprocess.CalledProcessError, FileNotFoundError)):
         return _missing_to_compile()
     if type(error).__name__ == "PTXASError" or _UNKNOWN_GPU.search(text):
+        if torch.version.hip is not None:  # PyPI's torch is NVIDIA's
+            return "A newer torch for ROCm brings a Triton that knows this GPU"
         return "A newer torch brings a Triton that knows this GPU: pip install --upgrade torch"
+    if "libamdhip64" in text:
+        return "libamdhip64.so is part of ROCm: in a container, start it with --device=/dev/kfd --device=/dev/dri"
     if "libcuda" in text:
         return "libcuda.so.1 is part of the NVIDIA driver: in a container, start it with --gpus all"
     return None

@@ -6,6 +6,7 @@ Backends are modules: their functions are the protocol's methods, their constant
 
 import dataclasses
 import functools
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -13,6 +14,9 @@ import torch
 from torch import Tensor
 
 from txl_kernels.call import ALL, Call, Wanted
+
+# AMD's architectures for which the kernels of Triton were compiled (tools/machine_code.py).
+_AMD = re.compile(r"gfx(90a|942|950|110\d|120\d)")
 
 
 @dataclasses.dataclass(slots=True)
@@ -118,13 +122,29 @@ def why_not_dtype(
     return None
 
 
+def platform() -> str:
+    """Return the name of the platform of GPUs that torch is built for, which calls all of them
+    "cuda"."""
+    return "CUDA" if torch.version.hip is None else "ROCm"
+
+
+def architecture(device: torch.device) -> tuple[int, int] | str:
+    """Return a GPU's compute capability, such as (9, 0); of an AMD GPU its architecture, such as
+    "gfx942". (torch gives AMD's GPUs capabilities, too, which are no NVIDIA GPU's.)"""
+    if torch.version.hip is None:
+        return torch.cuda.get_device_capability(device)
+    return str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
+
+
 @functools.cache
 def why_not_gpu(device: torch.device) -> str | None:
-    """Return the reason why kernels for NVIDIA GPUs from sm_80 on do not run on a CUDA device, or
-    None."""
-    if torch.version.hip is not None:
-        return "ROCm is refused: the kernels are for NVIDIA GPUs"
+    """Return the reason why Triton's kernels do not run on a CUDA or ROCm device, or None."""
     if not torch.cuda.is_available():
-        return "no CUDA device is available"
-    major, minor = torch.cuda.get_device_capability(device)
+        return f"no {platform()} device is available"
+    found = architecture(device)
+    if isinstance(found, str):
+        if _AMD.fullmatch(found):
+            return None
+        return f"of AMD's GPUs it takes gfx90a, gfx942, gfx950, gfx110x and gfx120x, {device} is a {found}"
+    major, minor = found
     return None if major >= 8 else f"a GPU of compute capability 8.0 or newer is needed, {device} has {major}.{minor}"

@@ -198,6 +198,9 @@ def test_a_hook_of_all_modules_is_seen() -> None:
 def test_several_bins_and_the_variable_turn_graphs_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "several bins" in graphs.why_not(small_model(cutoffs=(10, 20)))
     assert graphs.why_not(small_model()) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.version, "hip", "7.0")
+        assert graphs.why_not(small_model()) == "torch is built for ROCm, where none has run yet"
     monkeypatch.setenv("TXL_CUDA_GRAPHS", "off")
     assert graphs.why_not(small_model()) == "TXL_CUDA_GRAPHS=off"
 

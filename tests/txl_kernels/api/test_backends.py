@@ -16,18 +16,13 @@ import torch
 from cases import Case, as_fields, make_inputs
 from processes import run_python
 
-from txl_kernels.backends import BACKENDS, KERNELS, available_backends, cpu, native_modules, protocol
+from txl_kernels.backends import BACKENDS, KERNELS, available_backends, cpu, native_modules
 from txl_kernels.backends.source_hash import source_hash
 from txl_kernels.call import BOUNDS, INPUTS, SETTINGS, TENSORS, Call, inputs_of, settings_of, tensors_of
 
 CPU = torch.device("cpu")
 # What a module without torch's C functions has.
 NO_FUNCTIONS = {"TORCH_FUNCTIONS": (), "set_torch_functions": lambda addresses: None, "tensor_metadata": lambda x: None}
-
-
-def test_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert "ROCm is refused" in (protocol.why_not_gpu.__wrapped__(torch.device("cuda")) or "")
 
 
 @pytest.mark.parametrize("name", BACKENDS)

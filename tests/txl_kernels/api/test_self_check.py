@@ -192,6 +192,7 @@ FAILURES = {
     "no space": (OSError(errno.ENOSPC, "No space left on device", "/root/.triton/tmp.pid_7"), "TRITON_CACHE_DIR"),
     "a broken Triton": (ImportError("libtriton.so: undefined symbol"), "undefined symbol"),
     "an assertion": (AssertionError("libcuda.so cannot found!"), "NVIDIA driver"),
+    "no HIP": (RuntimeError("cannot open libamdhip64.so"), "part of ROCm"),
 }  # fmt: skip
 
 
@@ -238,6 +239,8 @@ PASSING = [
     RuntimeError("Triton Error [CUDA]: out of memory"), RuntimeError("CUDA: out of memory"),
     RuntimeError("CUDA error: an illegal memory access was encountered"),
     RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+    RuntimeError("Triton Error [HIP]:  Code: 2, Messsage: out of memory"), torch.OutOfMemoryError("HIP out of memory."),
+    RuntimeError("HIP error: an illegal memory access was encountered"),
     RuntimeError("CUDA error: device-side assert triggered"), RuntimeError("CUDA: unspecified launch failure"),
     getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: unspecified launch failure"),
 ]  # fmt: skip

@@ -1,5 +1,5 @@
-"""The `triton` backend: NVIDIA GPUs from sm_80 on, in float32, bfloat16 and float16, with head
-widths up to 256.
+"""The `triton` backend: NVIDIA GPUs from sm_80 on and AMD GPUs of CDNA 2 to 4 and RDNA 3 and 4, in
+float32, bfloat16 and float16, with head widths up to 256.
 
 Kernels are compiled at the first call for a dtype and head width. With TRITON_INTERPRET=1 they run
 on the CPU in Triton's interpreter, slowly; tests without a GPU use it. Triton itself is imported at
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels.backends.protocol import HeadWidths, Prepared, why_not_dtype, why_not_gpu
+from txl_kernels.backends.protocol import HeadWidths, Prepared, architecture, platform, why_not_dtype, why_not_gpu
 from txl_kernels.backends.triton.config import interpreted as interpreted
 from txl_kernels.backends.triton.config import why_not_capability
 from txl_kernels.call import ALL, Call, Wanted, first_refused, refused_by
@@ -41,6 +41,8 @@ def why_not_loaded() -> str | None:
     except ModuleNotFoundError as error:
         if error.name != NAME:
             return f"triton cannot be imported: {error}"
+        if torch.version.hip is not None:  # PyPI's torch, which pip would take, is NVIDIA's
+            return "the triton package is not installed: it comes with torch's wheels for ROCm"
         return f'the triton package is not installed: pip install "txl-kernels[gpu]"{_too_old_a_torch()}'
     except Exception as error:  # a library that does not load, for example
         return f"triton cannot be imported: {type(error).__name__}: {error}"
@@ -108,10 +110,10 @@ def _why_not_device(device: torch.device) -> str | None:
     if device.type != ("cpu" if on_cpu else "cuda"):
         if on_cpu:
             return f"TRITON_INTERPRET=1 runs kernels on the cpu, not on {device.type}"
-        return f"triton runs on CUDA devices, not on {device.type} (but for tests with TRITON_INTERPRET=1)"
+        return f"triton runs on {platform()} devices, not on {device.type} (but for tests with TRITON_INTERPRET=1)"
     reason = why_not_loaded() or (None if on_cpu else why_not_gpu(device))
     if reason is None and not on_cpu:
-        reason = why_not_capability(torch.cuda.get_device_capability(device), parse_version(version()))
+        reason = why_not_capability(architecture(device), parse_version(version()))
     return reason
 
 

@@ -30,7 +30,8 @@ class Config(NamedTuple):
 KERNELS = ("forward", "decode", "backward_queries", "backward_keys", "backward_table")
 WIDTHS = (64, 128, 256)  # padded head widths of the tables; narrower heads use the first entry
 DECODE_LENGTH = 16  # shorter segments use `decode`
-Capability = tuple[int, int]
+# NVIDIA's compute capability; or the architecture of an AMD GPU, such as "gfx942".
+Capability = tuple[int, int] | str
 INTERPRETER: Capability = (0, 0)
 ATOMICS = "TXL_KERNELS_ATOMICS"  # environment variable
 
@@ -84,6 +85,41 @@ _TABLE: dict[str, dict[str, dict[str, tuple[Config, Config, Config]]]] = {
             "backward_table": (Config(16, 16, 4, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
         },
     },
+    # MFMA, wavefronts of 64 and 512 registers: gfx90a, gfx942, gfx950. One stage: a second takes
+    # shared memory (LDS), of which there are 64 KiB.
+    "cdna": {
+        "half": {
+            "forward": (Config(64, 64, 4, 1), Config(64, 64, 4, 1), Config(32, 32, 4, 1)),
+            "decode": (Config(16, 64, 4, 1), Config(16, 64, 4, 1), Config(16, 64, 4, 1)),
+            "backward_queries": (Config(64, 64, 4, 1), Config(16, 16, 2, 1), Config(16, 16, 4, 1)),
+            "backward_keys": (Config(64, 64, 4, 1), Config(32, 32, 2, 1), Config(16, 16, 4, 1)),
+            "backward_table": (Config(32, 32, 1, 1), Config(32, 32, 1, 1), Config(16, 16, 4, 1)),
+        },
+        "float32": {
+            "forward": (Config(64, 64, 4, 1), Config(16, 16, 2, 1), Config(16, 16, 4, 1)),
+            "decode": (Config(16, 64, 4, 1), Config(16, 32, 2, 1), Config(16, 16, 4, 1)),
+            "backward_queries": (Config(16, 16, 2, 1), Config(16, 16, 2, 1), Config(16, 16, 4, 1)),
+            "backward_keys": (Config(16, 16, 2, 1), Config(16, 16, 2, 1), Config(16, 16, 4, 1)),
+            "backward_table": (Config(16, 16, 2, 1), Config(16, 16, 2, 1), Config(16, 16, 4, 1)),
+        },
+    },
+    # WMMA (float32: FMA), wavefronts of 32 and 256 registers: gfx110x, gfx120x
+    "rdna": {
+        "half": {
+            "forward": (Config(64, 64, 8, 1), Config(64, 64, 16, 1), Config(16, 16, 8, 1)),
+            "decode": (Config(16, 64, 4, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+            "backward_queries": (Config(32, 32, 8, 1), Config(16, 16, 8, 1), Config(16, 16, 8, 1)),
+            "backward_keys": (Config(32, 32, 8, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+            "backward_table": (Config(16, 16, 4, 1), Config(16, 16, 4, 1), Config(16, 16, 8, 1)),
+        },
+        "float32": {
+            "forward": (Config(16, 16, 4, 1), Config(16, 16, 8, 1), Config(16, 16, 16, 1)),
+            "decode": (Config(16, 16, 4, 1), Config(16, 16, 8, 1), Config(16, 16, 16, 1)),
+            "backward_queries": (Config(16, 16, 8, 1), Config(16, 16, 16, 1), Config(16, 16, 16, 1)),
+            "backward_keys": (Config(16, 16, 8, 1), Config(16, 16, 8, 1), Config(16, 16, 16, 1)),
+            "backward_table": (Config(16, 16, 8, 1), Config(16, 16, 8, 1), Config(16, 16, 16, 1)),
+        },
+    },
 }
 # Without descriptors (for rows that are not aligned), addresses take registers, and some tiles need
 # more warps.
@@ -115,22 +151,32 @@ _DROPOUT: dict[str, dict[str, Config]] = {
         "backward_keys": Config(32, 32, 4, 1),
         "backward_table": Config(32, 32, 4, 1),
     },
+    "cdna": {"backward_keys": Config(32, 32, 2, 1)},
+    "rdna": {"backward_queries": Config(16, 16, 4, 1), "backward_keys": Config(16, 16, 4, 1)},
 }
 
 
 def family(capability: Capability, descriptors: bool) -> str:
     """Return the family in `_TABLE` of a device, by whether tiles are loaded by descriptors."""
+    if isinstance(capability, str):
+        return "cdna" if capability.startswith("gfx9") else "rdna"
     if not has_descriptors(capability):
         return "ampere"
     return "hopper" if descriptors else "hopper by pointers"
 
 
 def why_not_capability(capability: Capability, triton_version: tuple[int, ...]) -> str | None:
-    """Return the reason why this Triton cannot compile the kernels for a compute capability, or
-    None.
+    """Return the reason why this Triton cannot compile the kernels for a compute capability or an
+    AMD GPU, or None.
 
-    Triton before 3.8 has races on Blackwell's data center GPUs (triton-lang/triton#9871).
+    Triton before 3.8 has races on Blackwell's data center GPUs (triton-lang/triton#9871). Triton
+    3.6 ends the process with a failed assertion when it compiles `backward_table_kernel` for AMD.
     """
+    if isinstance(capability, str):
+        if triton_version >= (3, 7):
+            return None
+        have = ".".join(map(str, triton_version))
+        return f"{capability} needs torch 2.12 or newer, which brings Triton 3.7; Triton {have} is installed"
     if capability[0] == 10 and triton_version < (3, 8):
         have, need = (".".join(map(str, x)) for x in (triton_version, capability))
         return (
@@ -167,6 +213,8 @@ def kind_of(dtype: torch.dtype) -> str:
     torch.set_float32_matmul_precision, as torch's own products do."""
     if dtype != torch.float32:
         return "half"
+    if torch.version.hip is not None:  # of AMD's GPUs, Triton compiles TF32 for one alone
+        return "float32"
     matmul = torch.backends.cuda.matmul
     if not hasattr(matmul, "fp32_precision"):  # before torch 2.9
         return "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
@@ -179,7 +227,10 @@ def kind_of(dtype: torch.dtype) -> str:
 @functools.cache
 def log_full_precision() -> None:
     """Log, once in a process, that float32 products run at full precision although the GPU has
-    TF32."""
+    TF32, or, of AMD's, faster products in 16 bits."""
+    if torch.version.hip is not None:
+        logger.warning("float32 attention on the GPU runs at full precision, at a fraction of the rate of bfloat16")
+        return
     logger.warning(
         "float32 attention on the GPU runs at full precision, at a fraction of the rate of TF32: "
         "torch.set_float32_matmul_precision('high') allows TF32, bfloat16 is faster still"

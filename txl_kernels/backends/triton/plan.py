@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 import triton
 
+from txl_kernels.backends.protocol import architecture
 from txl_kernels.backends.triton import config, parse_version
 from txl_kernels.backends.triton.config import interpreted
 from txl_kernels.backends.triton.launch import ALIGNMENT, Form, Operand, Tile
@@ -52,7 +53,7 @@ def multiprocessors(device: torch.device) -> int:
 
 @functools.cache
 def capability(device: torch.device) -> config.Capability:
-    return config.INTERPRETER if interpreted() else torch.cuda.get_device_capability(device)
+    return config.INTERPRETER if interpreted() else architecture(device)
 
 
 def wide(*forms: Form) -> bool:

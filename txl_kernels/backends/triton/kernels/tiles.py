@@ -3,6 +3,7 @@ operations on scores."""
 
 import triton
 import triton.language as tl
+from triton.language.target_info import is_hip
 
 from txl_kernels.backends.triton.config import interpreted
 from txl_kernels.backends.triton.kernels.arguments import BiasTable, Place, Rows, Table
@@ -193,12 +194,22 @@ def load_bias(U, head_stride, h, layout):
 
 
 @triton.jit
+def pinned(x):
+    """Return x, an operand of a product. On AMD GPUs it gets the matrix units' layout, which takes
+    many times the registers of the layout of loads, right before the product, and anew in each step
+    of a loop: the compiler does not move assembly that has side effects."""
+    if not INTERPRETED and is_hip():
+        x = tl.inline_asm_elementwise("", "=v,0", [x], x.dtype, False, 32 // x.dtype.primitive_bitwidth)
+    return x
+
+
+@triton.jit
 def dot(a, b, acc, PRECISION: tl.constexpr):
     """Return a @ b (+ acc), float32. PRECISION: "ieee" or "tf32", for float32 operands."""
     if INTERPRETED:  # its product of bfloat16 reads the raw bits as integers
         a = a.to(tl.float32)
         b = b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision=PRECISION)
+    return tl.dot(pinned(a), pinned(b), acc, input_precision=PRECISION)
 
 
 # The relative shift inside a tile, from [queries, distances] to [queries, keys], and the way back.
@@ -226,7 +237,10 @@ def _opaque_zero(varying):
     """
     zero = 0
     if not INTERPRETED:
-        zero = tl.inline_asm_elementwise("mov.b32 $0, 0;", "=r,r", [varying], tl.int32, True, 1)
+        if is_hip():
+            zero = tl.inline_asm_elementwise("v_mov_b32 $0, 0", "=v,v", [varying], tl.int32, True, 1)
+        else:
+            zero = tl.inline_asm_elementwise("mov.b32 $0, 0;", "=r,r", [varying], tl.int32, True, 1)
     return zero
 
 
@@ -234,7 +248,10 @@ def _opaque_zero(varying):
 def laid_out_as(x, like):
     """Return x in the register layout of `like`, both float32 [BM, BN]."""
     if not INTERPRETED:
-        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f,f", [x, like], tl.float32, True, 1)
+        if is_hip():
+            x = tl.inline_asm_elementwise("v_mov_b32 $0, $1", "=v,v,v", [x, like], tl.float32, True, 1)
+        else:
+            x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f,f", [x, like], tl.float32, True, 1)
     return x
 
 
