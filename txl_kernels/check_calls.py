@@ -16,6 +16,7 @@ from torch import Tensor
 from txl_kernels import backends
 from txl_kernels.backends import KERNELS, cuda, self_check, triton
 from txl_kernels.backends.failures import is_lost
+from txl_kernels.backends.protocol import platform
 from txl_kernels.backends.self_check import MAX_ERROR, Cotangents, Kind
 from txl_kernels.call import Call, inputs_of
 from txl_kernels.functional import rel_attention
@@ -132,7 +133,7 @@ class Check:
                 if self._supports(name, trial.kind, exact):
                     self._try(trial, exact, name)
             if is_lost(self.device):
-                self.failures.append("the CUDA context is lost: nothing after it was run")
+                self.failures.append(f"the {platform()} context is lost: nothing after it was run")
                 break
         return not self.failures
 

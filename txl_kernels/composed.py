@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from txl_kernels.backends.reference import share_beside, softmax
-from txl_kernels.call import INPUT, INPUTS, Call, changed, inputs_of, memory_len_of, table_len_of
-from txl_kernels.checks import ZERO_ROW, check_integer, check_seed, check_tensors, with_bounds
+from txl_kernels.call import INPUT, INPUTS, Call, changed, inputs_of, is_bounded, memory_len_of, table_len_of
+from txl_kernels.checks import ZERO_ROW, check_integer, check_seed, with_bounds
+from txl_kernels.prepare import check_special
 from txl_kernels.seed import seeded
 
 Chunk = tuple[int, int | None] | None
@@ -32,17 +33,19 @@ def attend(
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
     """
-    check_tensors(call, special=True)
+    check_special(call)
     check_seed(call.seed, call.q)
     _check_prefix(call, prefix)
-    call = without_chunk(call, chunk)
+    if chunk is not None or is_bounded(call):
+        call = without_chunk(call, chunk)
     if not isinstance(r_descending, bool):
         raise TypeError(f"r_descending must be True or False, got {type(r_descending).__name__}")
     if r_descending:
         call = _ascending(call)
     if clamp:
         call = _clamped(call, prefix)
-    call = changed(call, r_bias=of_all_heads(call.r_bias, call.q.size(1)))
+    if call.r_bias is not None:
+        call = changed(call, r_bias=of_all_heads(call.r_bias, call.q.size(1)))
     if call.r is not None and call.r.dim() == 4:
         return _each_batch_row(call, call.r, prefix, plain)
     return _one_table(call, prefix, plain)
@@ -56,7 +59,8 @@ def of_all_heads(table: Any, heads: int) -> Any:
 
 
 def _one_table(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
-    call = changed(call, r=of_all_heads(call.r, call.q.size(1)))
+    if call.r is not None and call.r.size(0) != call.q.size(1):
+        call = changed(call, r=of_all_heads(call.r, call.q.size(1)))
     return _with_prefix(call, prefix, plain) if prefix else plain(call)
 
 
@@ -219,9 +223,10 @@ def _with_prefix(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor
     low, high, valid = _interval(call)
     if call.dropout_p:
         call = seeded(call)  # both calls use one seed
-    call = changed(call, left=None, right=None)
     if low is None:
-        return plain(changed(call, start=None, end=torch.where(valid, high.clamp(min=prefix), high)))
+        end = torch.where(valid, high.clamp(min=prefix), high)
+        return plain(changed(call, left=None, right=None, start=None, end=end))
+    call = changed(call, left=None, right=None)
     joined = (low <= prefix) | (low >= high)  # the prefix and the interval are one interval from key 0
     first = torch.where(joined & valid, 0, low)
     last = torch.where(joined & valid, torch.where(low < high, high, 0).clamp(min=prefix), high)

@@ -192,7 +192,8 @@ def rel_attention(
     if _is_special(call, chunk, prefix, r_descending, outside):
         plain = functools.partial(_attend, backend=backend, need_lse=True)
         clamp = outside == "clamp"
-        out, lse = composed.attend(call, plain, composed.check_chunk(chunk, causal), prefix, r_descending, clamp)
+        chunk = None if chunk is None else composed.check_chunk(chunk, causal)
+        out, lse = composed.attend(call, plain, chunk, prefix, r_descending, clamp)
     else:
         out, lse = _attend(call, backend, return_lse)
     return (out, lse) if return_lse else out

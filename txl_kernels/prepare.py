@@ -58,6 +58,20 @@ def prepare(call: Call, backend: str | None) -> tuple[Prepared, Call]:
     return prepared, call
 
 
+def check_special(call: Call) -> None:
+    """Check the tensors of a call that `composed` will rewrite, once for all calls of a signature.
+
+    Raises:
+        TypeError, ValueError: a tensor is wrong; the message names it.
+    """
+    signed = None if torch_state.is_traced() else signature(call)
+    key = (signed, None, "special")
+    if signed is None or key not in _memo:
+        checks.check_tensors(call, special=True)
+        if signed is not None:
+            _store(key, Prepared(None, False))
+
+
 def _with_plain_settings(call: Call) -> Call:
     """Return the call with numbers of other types (NumPy's) as int and float, which signatures
     and kernels know."""

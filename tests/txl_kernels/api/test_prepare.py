@@ -98,14 +98,17 @@ def test_repeated_calls_enter_few_python_functions(capsys: pytest.CaptureFixture
     def bounded() -> None:
         rel_attention(**plain, **bounds)
 
+    def prefixed() -> None:
+        rel_attention(**plain, prefix=2)
+
     with torch.no_grad():
         for _ in range(8):
             layer(x, cache=full)
-        counts = {f.__name__: entered(f) for f in (forward, cached_layer, growing_cache, bounded)}
+        counts = {f.__name__: entered(f) for f in (forward, cached_layer, growing_cache, bounded, prefixed)}
     counts["both_ways"] = entered(both_ways)
     with capsys.disabled():
         print({name: len(codes) for name, codes in counts.items()})
-    most = {"forward": 12, "both_ways": 40, "cached_layer": 60, "growing_cache": 60, "bounded": 14}
+    most = {"forward": 12, "both_ways": 40, "cached_layer": 60, "growing_cache": 60, "bounded": 14, "prefixed": 31}
     assert all(len(codes) <= most[name] for name, codes in counts.items())
     own = {code for codes in counts.values() for code in codes if "txl_kernels" in code.co_filename}
     assert len(own) > 10
