@@ -34,7 +34,8 @@ def run_without(packages: tuple[str, ...], code: str) -> subprocess.CompletedPro
 
 def test_kernels_run_with_torch_alone() -> None:
     code = """
-import copy, torch, txl_kernels, txl_kernels.integrations
+import copy, torch, txl_kernels, txl_kernels.integrations, txl_kernels.onnx
+txl_kernels.onnx.library()
 for backend in txl_kernels.available_backends("cpu"):
     q, r, u = torch.randn(1, 2, 5, 8, requires_grad=True), torch.randn(2, 5, 8), torch.zeros(2, 8)
     txl_kernels.rel_attention(q, q, q, r, u, u, backend=backend).sum().backward()
