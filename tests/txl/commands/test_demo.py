@@ -64,7 +64,7 @@ def show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fo
 def test_time_of_a_token_is_a_multiple_of_the_first_row(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And a line a reading while there is no bar."""
+    """Also: a line a reading where there is no bar."""
     shown = show(monkeypatch, capsys, [2.0, 5.0, *[1.0] * 5, None, 1.0, 300.0])
     before, table = shown.split("What memory is worth", 1)
     assert [line.split(": ")[1] for line in before.splitlines() if "bpc" in line] == ["4.328 bpc"] * 9
