@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import txl
 from harness.base import BASE, Verdict, Versions, judge
 from harness.case import disturbed, sdpa_note
 from harness.comparison import Comparison
@@ -38,6 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if txl.missing is not None:
+        raise pytest.UsageError(f"the benchmarks run its models: {txl.missing}")
     machine = config.stash[MACHINE] = Machine(config.getoption("--device"), config.getoption("--brief"))
     base, versions = config.getoption("--base"), None
     if base is not None:

@@ -21,7 +21,7 @@ one() { # PYTHON TORCH: installs, imports, tests; the last line of its output sa
   "python$1" -m venv "$work/env"
   [ -d "$dist" ] || TXL_KERNELS_CUDA=off "$bin/pip" wheel -q --no-deps --no-cache-dir -w "$dist" .
   "$bin/pip" install -q --no-cache-dir "torch${2:+==$2}"
-  "$bin/pip" install -q "$dist"/*.whl "setuptools>=77" pytest pytest-xdist pytest-benchmark hypothesis
+  "$bin/pip" install -q "$(echo "$dist"/*.whl)[txl]" "setuptools>=77" pytest pytest-xdist pytest-benchmark hypothesis
   cd "$work/tree"
   "$bin/python" -W error -c "import torch, txl_kernels, txl"
   # shellcheck disable=SC2086 # a list of files

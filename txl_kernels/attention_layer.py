@@ -3,7 +3,7 @@ sequences and checks. A subclass adds the table of distances and the other terms
 
 import abc
 import functools
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from txl_kernels.checks import (
     check_dense,
     check_integer,
     check_number,
+    refuse_unknown,
     span,
 )
 from txl_kernels.composed import Chunk, check_chunk
@@ -111,10 +112,14 @@ class AttentionLayer(nn.Module, abc.ABC):
         window: Window = None,
         chunk: Chunk = None,
         batch_first: bool = True,
+        bias: bool = False,
         backend: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **unknown: NoReturn,
     ) -> None:
+        if unknown:
+            refuse_unknown(type(self).__name__, unknown)
         super().__init__()
         for name, size in (("d_model", d_model), ("n_head", n_head)):
             check_integer(name, size, 1, "an integer >= 1")
@@ -133,8 +138,9 @@ class AttentionLayer(nn.Module, abc.ABC):
         span(causal, window)  # checks them
         if chunk is not None:
             check_chunk(chunk, causal)
-        if not isinstance(batch_first, bool):
-            raise TypeError(f"batch_first must be True or False, got {type(batch_first).__name__}")
+        for name, flag in (("batch_first", batch_first), ("bias", bias)):
+            if not isinstance(flag, bool):
+                raise TypeError(f"{name} must be True or False, got {type(flag).__name__}")
         backends.check_name(backend)
         self.backend = None if backend is None else str.__str__(backend)
         self.d_model, self.n_head, self.d_head, self.n_kv_head = d_model, n_head, d_head, n_kv_head
@@ -143,8 +149,8 @@ class AttentionLayer(nn.Module, abc.ABC):
         self._identity = Owner(self)
         width, kv_width = n_head * d_head, n_kv_head * d_head
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.qkv = nn.Linear(d_model, width + 2 * kv_width, bias=False, **factory)  # rows: q, then k, then v
-        self.out = nn.Linear(width, d_model, bias=False, **factory)
+        self.qkv = nn.Linear(d_model, width + 2 * kv_width, bias=bias, **factory)  # rows: q, then k, then v
+        self.out = nn.Linear(width, d_model, bias=bias, **factory)
 
     @abc.abstractmethod
     def _table(
@@ -209,8 +215,8 @@ class AttentionLayer(nn.Module, abc.ABC):
     def new_cache(
         self,
         batch: int,
-        mem_len: int,
-        max_segment: int,
+        mem_len: int | None = None,
+        max_segment: int | None = None,
         *,
         window: int | None = None,
         like: Tensor | None = None,
@@ -224,7 +230,9 @@ class AttentionLayer(nn.Module, abc.ABC):
         equal those of one call for the whole stream.
 
         batch: B.
-        mem_len, max_segment: positions that the cache holds, and the largest segment.
+        mem_len: positions that the cache holds; None for all that a query sees before its own (of
+            a window those but one, of chunks left * size).
+        max_segment: positions of the largest segment; None for 1, or for the size of a chunk.
         window: None for the layer's own.
         like: hidden states, whose dtype and device the cache has; None for those of the layer's
             parameters.
@@ -232,8 +240,9 @@ class AttentionLayer(nn.Module, abc.ABC):
             read and write; the layers of a model share it.
 
         Raises:
-            TypeError, ValueError: an argument is wrong (the message names it), the layer is neither
-                causal nor chunked, or the parameters are offloaded (on "meta") and `like` is None.
+            TypeError, ValueError: an argument is wrong (the message names it), mem_len is None and
+                queries see all keys before their own, the layer is neither causal nor chunked, or
+                the parameters are offloaded (on "meta") and `like` is None.
         """
         if window is not None:
             check_integer("window", window, 1, WINDOW)
@@ -241,6 +250,11 @@ class AttentionLayer(nn.Module, abc.ABC):
             raise TypeError(f"like must be None or hidden states, got {type(like).__name__}")
         if not self.causal and self.chunk is None:
             raise ValueError("a key/value cache needs causal=True, or chunks: an earlier position would see later ones")
+        window = self.window if window is None else window  # type: ignore[assignment]
+        if max_segment is None:
+            max_segment = 1 if self.chunk is None else self.chunk[0]
+        if mem_len is None:
+            mem_len = self._reach(window)
         if self.chunk is not None and max_segment != self.chunk[0]:
             raise ValueError(f"max_segment must be the size of a chunk, {self.chunk[0]}, got {max_segment}")
         if like is None:
@@ -249,13 +263,27 @@ class AttentionLayer(nn.Module, abc.ABC):
                 raise ValueError("like must be given where the layer's parameters are offloaded: pass like=x")
         r, zero_row = self._cache_table(max_segment, mem_len, like)
         cache = (KeyValueCache if start is None else functools.partial(StaticCache, start))(
-            r, batch, mem_len, max_segment, self.window if window is None else window, zero_row,
+            r, batch, mem_len, max_segment, window, zero_row,
             n_kv_head=self.n_kv_head, d_key=self.kernel_width, dtype=like.dtype if r is None else r.dtype,
             device=like.device,
         )  # fmt: skip
         self._own(cache)
         cache.made_of = None if r is None else self._table_state()
         return cache
+
+    def _reach(self, window: Window) -> int:
+        """The number of keys before its own that a query sees at most.
+
+        Raises:
+            ValueError: it sees all.
+        """
+        left, _ = span(self.causal, window)
+        if self.chunk is not None and self.chunk[1] is not None:
+            reach = self.chunk[0] * self.chunk[1]
+            return reach if left is None else min(left, reach)
+        if left is None:
+            raise ValueError("mem_len must be given for a layer without a window, whose queries see all keys, got None")
+        return left
 
     def _cache_table(self, max_segment: int, mem_len: int, like: Tensor) -> tuple[Tensor | None, int]:
         """Return the table r that a cache holds and its row of distance 0; None if each call makes
@@ -324,13 +352,13 @@ class AttentionLayer(nn.Module, abc.ABC):
         self,
         x: Tensor,
         memory: Tensor | None = None,
-        *,
+        *others: NoReturn,
         positions: Tensor | None = None,
         start: Tensor | None = None,
         end: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         cache: KeyValueCache | None = None,
-        **unknown: Any,
+        **unknown: NoReturn,
     ) -> Tensor:
         """Compute the attention of a segment over its memory and itself.
 
@@ -361,11 +389,13 @@ class AttentionLayer(nn.Module, abc.ABC):
             TypeError, ValueError, RuntimeError: an argument is wrong; the message names it. A mask
                 is refused: `txl_kernels.intervals` converts it to `start` and `end`.
         """
-        if unknown:
+        if others:
             raise TypeError(
-                f"{type(self).__name__} takes no {', '.join(unknown)}: what a query sees is said by start and end, and "
-                "txl_kernels.intervals(mask, visible=...) makes both of a mask"
+                f"{type(self).__name__} takes x and memory, hidden states that it projects to queries, keys and values "
+                f"itself, got {2 + len(others)} positional arguments"
             )
+        if unknown:
+            refuse_unknown(type(self).__name__, unknown)
         self._check_input(x)
         if cu_seqlens is not None:
             given = {"memory": memory, "cache": cache, "start": start, "end": end, "chunk": self.chunk}
@@ -422,6 +452,14 @@ class AttentionLayer(nn.Module, abc.ABC):
             cache.append(k, v)
         return attended
 
+    if TYPE_CHECKING:  # the signature of `forward`, which nn.Module's __call__ hides
+
+        def __call__(
+            self, x: Tensor, memory: Tensor | None = None, *others: NoReturn, positions: Tensor | None = None,
+            start: Tensor | None = None, end: Tensor | None = None, cu_seqlens: Tensor | None = None,
+            cache: KeyValueCache | None = None, **unknown: NoReturn,
+        ) -> Tensor: ...  # fmt: skip
+
     def weights(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
         """Return the attention weights of `forward` before dropout, float32 [B, H, L, M + L].
 
@@ -436,11 +474,10 @@ class AttentionLayer(nn.Module, abc.ABC):
         if memory is not None:
             self._check_memory(memory, x)
         (q, k, _), k_and_v = self._project(x, memory)
-        k_mem = None if k_and_v is None else k_and_v[0]
-        r, zero_row = self._table(q.size(2), 0 if k_mem is None else k_mem.size(2), like=x)
+        r, zero_row = self._table(q.size(2), 0 if k_and_v is None else k_and_v[0].size(2), like=x)
         u, w, q_pos, sink = self._terms(x)
         return rel_attention_weights(
-            q, k, r, u, w, k_mem, q_pos=q_pos, causal=self.causal, window=self.window, zero_row=zero_row,
+            q, k, r, u, w, k_and_v, q_pos=q_pos, causal=self.causal, window=self.window, zero_row=zero_row,
             outside=self.outside, scale=self.scale, position_scale=self.position_scale, sink=sink,
         )  # fmt: skip
 

@@ -34,6 +34,11 @@ def intervals(mask: Tensor, *, visible: bool, check: bool = True) -> tuple[Tenso
         TypeError: mask is not a bool tensor, or visible is not a bool.
         ValueError: mask has another shape, or hides a key between visible ones; the message names
             the first such batch row and query.
+
+    Example:
+        >>> padding = torch.tensor([[False, False, False, True]])  # True hides, as in torch.nn
+        >>> intervals(padding, visible=False)
+        (tensor([[0]], dtype=torch.int32), tensor([[3]], dtype=torch.int32))
     """
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
@@ -210,7 +215,8 @@ def end_from_lengths(lengths: Tensor, memory_len: int = 0) -> Tensor:
 def _check_flags(name: str, flags: Tensor) -> None:
     if not isinstance(flags, Tensor) or flags.dtype != torch.bool:
         got = flags.dtype if isinstance(flags, Tensor) else type(flags).__name__
-        raise TypeError(f"{name} must be a bool tensor [B, L], got {got}")
+        hint = f"; pass {name}.bool()" if isinstance(flags, Tensor) else ""
+        raise TypeError(f"{name} must be a bool tensor [B, L], got {got}{hint}")
     if flags.dim() != 2:
         raise ValueError(f"{name} must be [B, L], got shape {list(flags.shape)}")
 

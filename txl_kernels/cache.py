@@ -1,6 +1,7 @@
 """A preallocated key/value memory for evaluation and generation."""
 
 import copy
+import ctypes
 import hashlib
 import weakref
 from collections.abc import Iterator, Sequence
@@ -37,10 +38,22 @@ class Owner:
             for name, x in layer.state_dict().items():
                 digest.update(name.encode())
                 for part in _plain_tensors(x):
-                    digest.update(part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+                    digest.update(content(part))
         except (RuntimeError, TypeError, NotImplementedError):  # on "meta", or a fake tensor
             return ""
         return digest.hexdigest()
+
+
+def content(x: Tensor) -> bytes:
+    """Return the bytes of a tensor's elements, without NumPy, which torch may lack.
+
+    Raises:
+        RuntimeError, NotImplementedError: the tensor has no storage.
+    """
+    x = x.detach().cpu().contiguous()
+    if x.nbytes and not x.data_ptr():
+        raise RuntimeError(f"a tensor {list(x.shape)} without storage")
+    return ctypes.string_at(x.data_ptr(), x.nbytes)
 
 
 def _plain_tensors(x: Tensor) -> Iterator[Tensor]:

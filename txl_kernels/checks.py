@@ -1,7 +1,8 @@
 """Checks of a call before any kernel runs. Only `check_bound_values` reads tensors' values."""
 
 import numbers
-from typing import Any, Literal, get_args
+from collections.abc import Iterable
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 from torch import Tensor
@@ -25,6 +26,18 @@ from txl_kernels.torch_state import constant_when_traced
 KeyValuePair = tuple[Tensor, Tensor]
 Window = int | tuple[int | None, int | None] | None
 Outside = Literal["refuse", "clamp", "zero"]
+_MASK = "start and end, which txl_kernels.intervals(mask, visible=...) makes of a mask"
+_WEIGHTS = "nothing: rel_attention_weights, and a layer's method weights, return the weights"
+# Arguments of torch's attention, flash-attn's and others', and what takes their place here.
+FOREIGN = {
+    "attention_mask": _MASK, "attn_mask": _MASK, "key_padding_mask": _MASK, "mask": _MASK, "is_causal": "causal",
+    "window_size": "window=(left, right)", "softmax_scale": "scale", "sm_scale": "scale", "dropout": "dropout_p, to a layer "
+    "attn_dropout", "dropout_p": "attn_dropout", "attn_dropout": "dropout_p", "need_weights": _WEIGHTS,
+    "return_attn_probs": _WEIGHTS, "output_attentions": _WEIGHTS, "enable_gqa": "k and v with fewer heads, a divisor of q's",
+    "alibi_slopes": "r_bias", "query": "q", "key": "k", "value": "v", "k_mem": "memory=(k_mem, v_mem)",
+    "past_key_value": "cache, of the layer's new_cache", "mems": "memory", "embed_dim": "d_model", "hidden_size": "d_model",
+    "num_heads": "n_head", "nhead": "n_head", "head_dim": "d_head", "num_kv_heads": "n_kv_head",
+}  # fmt: skip
 _WIDEST = 2**31  # wider than any distance
 SIDE = "None or an integer >= 0"
 ZERO_ROW = "an integer from 0 to 2**31 - 1 (the row of r that holds distance 0)"
@@ -76,8 +89,9 @@ def check_tensors(call: Call, special: bool = False) -> None:
     if (call.k_mem is None) != (call.v_mem is None):
         raise TypeError("k_mem and v_mem must both be given or both be None, got one of them")
     inputs: dict[str, Any] = dict(zip(INPUTS, inputs_of(call), strict=True))
-    needed = {"q", "k", "v"} | ({"r"} if call.r_bias is None else set())
-    given = {name: x for name, x in inputs.items() if x is not None or name in needed}
+    if call.r is None and call.r_bias is None:
+        raise TypeError("r or r_bias must be given, got None for both")
+    given = {name: x for name, x in inputs.items() if x is not None or name in ("q", "k", "v")}
     _check_kind(given, call.q, dtypes=not special)
     _check_shapes(call, inputs)
     if special:
@@ -85,6 +99,16 @@ def check_tensors(call: Call, special: bool = False) -> None:
     else:
         _check_tables(call)
         _check_last_axis({name: x for name, x in given.items() if name not in _ANY_STRIDES})
+
+
+def refuse_unknown(name: str, unknown: Iterable[str]) -> NoReturn:
+    """Raise TypeError for keywords that a function or layer does not have, with what to pass for
+    those of other libraries.
+
+    name: that of the function or layer.
+    """
+    hints = (f"{x}; pass {FOREIGN[x]}" if x in FOREIGN else x for x in unknown)
+    raise TypeError(f"{name} takes no argument {', and no '.join(hints)}")
 
 
 def memory_pair(memory: Any) -> KeyValuePair:
@@ -128,6 +152,7 @@ def _check_shapes(call: Call, inputs: dict[str, Any]) -> None:
     if q.dim() != 4:
         raise ValueError(f"q must be [B, H, L, D], got shape {list(q.shape)}")
     batch, heads, length, width = q.shape
+    _check_heads(call)
     if width == 0:
         raise ValueError(f"q must have a head width D >= 1, got shape {list(q.shape)}")
     sizes: dict[str, Any] = {"B": batch, "H": heads, "L": length, "D": width}
@@ -147,6 +172,21 @@ def _check_shapes(call: Call, inputs: dict[str, Any]) -> None:
                 sizes[letter] = size
         if name == "v_mem" and call.k_mem is not None and call.k_mem.size(2) != x.size(2):
             raise ValueError(f"k_mem and v_mem must have the same length M, got {call.k_mem.size(2)} and {x.size(2)}")
+
+
+def _check_heads(call: Call) -> None:
+    """Raise ValueError if the table has as many heads as q has in the place of queries: q is then
+    [B, L, H, D], and other errors would be misleading."""
+    name, table = ("r_bias", call.r_bias) if call.r is None else ("r", call.r)
+    if table is None or table.dim() != (2 if call.r is None else 3):
+        return
+    found, heads, length = table.size(0), call.q.size(1), call.q.size(2)
+    if found not in (1, heads) and found == length:
+        axes = f"[H, T] = [{heads}, T]" if call.r is None else f"[H, T, D] = [{heads}, T, D]"
+        raise ValueError(
+            f"{name} must be {axes}, got shape {list(table.shape)}; if q, of shape {list(call.q.shape)}, is [B, L, H, D], "
+            "as in flash-attn, pass q.transpose(1, 2), and likewise k and v"
+        )
 
 
 def _check_shape(name: str, x: Tensor, axes: tuple[str, ...], sizes: dict[str, Any]) -> None:

@@ -2,8 +2,9 @@
 `rel_attention_weights` returns the softmax weights."""
 
 import functools
+import inspect
 import math
-from typing import Any, Literal, overload
+from typing import Any, Literal, NoReturn, overload
 
 import torch
 from torch import Tensor
@@ -42,6 +43,17 @@ def rel_attention(
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
+@overload
+def rel_attention(
+    q: Tensor, k: Tensor, v: Tensor, r: Tensor | None, content_bias: Tensor | None = ..., position_bias: Tensor | None = ...,
+    memory: KeyValuePair | None = ..., *, q_pos: Tensor | None = ..., causal: bool = ..., window: Window = ...,
+    chunk: Chunk = ..., prefix: int = ..., start: Tensor | None = ..., end: Tensor | None = ..., zero_row: int = ...,
+    r_descending: bool = ..., outside: Outside = ..., r_bias: Tensor | None = ..., scale: float | None = ...,
+    position_scale: float | None = ..., softcap: float = ..., sink: Tensor | None = ..., dropout_p: float = ...,
+    dropout_seed: Tensor | None = ..., return_lse: bool = ..., backend: str | None = ...,
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
+
+
 def rel_attention(
     q: Tensor,
     k: Tensor,
@@ -70,6 +82,7 @@ def rel_attention(
     dropout_seed: Tensor | None = None,
     return_lse: bool = False,
     backend: str | None = None,
+    **unknown: NoReturn,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Transformer-XL's relative-position attention (Dai et al. 2019, section 3.3) over a segment
     and its memory.
@@ -103,9 +116,11 @@ def rel_attention(
             repeat nothing in memory.
         r: [H, T, D], the projected encodings W_kR R; row `zero_row + d` belongs to distance d. A
             row is required for every distance at which a query sees a key, unless `outside` says
-            otherwise. [1, T, D] is a table that all heads share; [B, H, T, D] has a table for each
-            batch row and runs as one call for each. None if `r_bias` is the only positional term:
-            no product of queries and r is computed.
+            otherwise. A table that begins at a negative distance needs `zero_row` also where
+            causal=True: with [H, 2 * L - 1, D] and no `zero_row` nothing raises, and each distance
+            reads the row of another. [1, T, D] is a table that all heads share; [B, H, T, D] has a
+            table for each batch row and runs as one call for each. None if `r_bias` is the only
+            positional term: no product of queries and r is computed.
         content_bias, position_bias: [H, D], u and v of the paper; None for zeros. position_bias
             must be None where r is None.
         memory: None, or the keys and values of the M positions before the segment, (k_mem [B, Hkv,
@@ -168,7 +183,16 @@ def rel_attention(
         TypeError, ValueError: an argument has a wrong type, dtype, device, shape or value; the
             message names it.
         RuntimeError: the backend that `backend` names cannot run the call; the message says why.
+
+    Example:
+        >>> q, k, v = torch.randn(3, 2, 4, 16, 32)  # B=2, H=4, L=16, D=32
+        >>> k_mem, v_mem = torch.randn(2, 2, 4, 48, 32)  # M=48
+        >>> r, u, w = torch.randn(4, 64, 32), torch.zeros(4, 32), torch.zeros(4, 32)
+        >>> rel_attention(q, k, v, r, u, w, memory=(k_mem, v_mem), window=32).shape
+        torch.Size([2, 4, 16, 32])
     """
+    if unknown:
+        checks.refuse_unknown("rel_attention", unknown)
     if not isinstance(q, Tensor) or q.is_nested:
         checks.check_dense("q", q, _PACKED)
     if scale is None:
@@ -197,6 +221,11 @@ def rel_attention(
     else:
         out, lse = _attend(call, backend, return_lse)
     return (out, lse) if return_lse else out
+
+
+# The arguments that it has, without those that it refuses.
+_shown = inspect.signature(rel_attention)
+rel_attention.__signature__ = _shown.replace(parameters=list(_shown.parameters.values())[:-1])  # type: ignore[attr-defined]
 
 
 def _position_terms(q: Tensor, r: Any, q_pos: Any, scale: Any, position_scale: Any) -> tuple[Any, Any]:
@@ -281,7 +310,7 @@ def rel_attention_weights(
     r: Tensor | None,
     content_bias: Tensor | None = None,
     position_bias: Tensor | None = None,
-    k_mem: Tensor | None = None,
+    memory: KeyValuePair | None = None,
     *,
     q_pos: Tensor | None = None,
     causal: bool = True,
@@ -295,6 +324,7 @@ def rel_attention_weights(
     position_scale: float | None = None,
     softcap: float = 0.0,
     sink: Tensor | None = None,
+    **unknown: NoReturn,
 ) -> Tensor:
     """The weights softmax(score) of `rel_attention`, before dropout; differentiable.
 
@@ -308,7 +338,8 @@ def rel_attention_weights(
             as in `rel_attention`.
         outside: as in `rel_attention`, but for "clamp".
         r: [H, T, D], or [1, T, D] for all heads; None if `r_bias` is the only positional term.
-        k_mem: None, or the memory's keys, [B, Hkv, M, D].
+        memory: None, or the pair (k_mem, v_mem) of `rel_attention`, of which only the keys k_mem
+            [B, Hkv, M, D] are read.
 
     Returns:
         [B, H, L, M + L], float32 (float64 for float64). The weights of a query that sees no
@@ -317,9 +348,12 @@ def rel_attention_weights(
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
     """
+    if unknown:
+        checks.refuse_unknown("rel_attention_weights", unknown)
     checks.check_dense("q", q, _PACKED)
     if q.dim() != 4:
         raise ValueError(f"q must be [B, H, L, D], got shape {list(q.shape)}")
+    k_mem = None if memory is None else memory_pair(memory)[0]
     left, right = span(causal, window)
     if r is None and position_bias is not None:
         raise ValueError(_NO_TABLE)

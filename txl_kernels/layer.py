@@ -2,7 +2,7 @@
 `RelAttention`, the paper's layer, has sinusoids, their projection and the biases."""
 
 import abc
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +28,14 @@ def sinusoid(distances: Tensor, d_model: int, dtype: torch.dtype = torch.float32
         dtype: dtype of the result.
 
     Raises:
-        ValueError: d_model is odd or not positive, or distances does not have one axis.
+        TypeError, ValueError: d_model is odd or not positive, or distances is no tensor of one
+            axis.
     """
     if d_model <= 0 or d_model % 2:
         raise ValueError(f"d_model must be even and positive for sinusoidal encodings, got {d_model}")
+    if not isinstance(distances, Tensor):
+        got = type(distances).__name__
+        raise TypeError(f"distances must be a tensor [T], got {got}; pass torch.arange(T) for distances from 0 on")
     if distances.dim() != 1:
         raise ValueError(f"distances must be one-dimensional, got shape {list(distances.shape)}")
     exact = torch.float64 if dtype == torch.float64 else torch.float32
@@ -128,12 +132,25 @@ class RelAttention(SegmentAttention):
         clamp_len: None, or the largest distance with an encoding of its own; greater ones share it.
         batch_first: True if hidden states are [B, L, d_model], False if [L, B, d_model]; so are
             memory and result. Neither layout is copied.
+        bias: True if the projections of queries, keys, values and output have biases, as in
+            Conformers, initialized as by `nn.Linear`. That of the encodings has none.
         content_bias, position_bias: None for new parameters, initially 0, or [H, D] parameters that
             layers share.
         backend: as in `rel_attention`.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
+
+    Example:
+        >>> layer = RelAttention(d_model=64, n_head=4, window=32)
+        >>> x, memory = torch.randn(2, 16, 64), torch.randn(2, 31, 64)  # batch first
+        >>> layer(x, memory).shape
+        torch.Size([2, 16, 64])
+        >>> cache = layer.new_cache(batch=2, max_segment=16)
+        >>> with torch.no_grad():
+        ...     y = layer(x, cache=cache)  # evaluation: the cache grows by the segment
+        >>> len(cache)
+        16
     """
 
     def __init__(
@@ -149,18 +166,21 @@ class RelAttention(SegmentAttention):
         chunk: Chunk = None,
         clamp_len: int | None = None,
         batch_first: bool = True,
+        bias: bool = False,
         content_bias: nn.Parameter | None = None,
         position_bias: nn.Parameter | None = None,
         backend: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **unknown: NoReturn,
     ) -> None:
         check_integer("d_model", d_model, 1, "an integer >= 1")
         if d_model % 2:
             raise ValueError(f"d_model must be even (its sinusoids come in pairs), got {d_model}")
         options: dict[str, Any] = {
             "n_kv_head": n_kv_head, "attn_dropout": attn_dropout, "causal": causal, "window": window, "chunk": chunk,
-            "clamp_len": clamp_len, "batch_first": batch_first, "backend": backend, "device": device, "dtype": dtype,
+            "clamp_len": clamp_len, "batch_first": batch_first, "bias": bias, "backend": backend, "device": device,
+            "dtype": dtype, **unknown,
         }  # fmt: skip
         super().__init__(d_model, n_head, d_head, **options)
         self.r = nn.Linear(d_model, self.n_head * self.d_head, bias=False, device=device, dtype=dtype)

@@ -1,7 +1,7 @@
 """Attention with a learned term of the distance, for new models: the attention of Thinking
 Machines' Inkling as a layer."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,11 @@ class LearnedRelativeAttention(AttentionLayer):
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
+
+    Example:
+        >>> layer = LearnedRelativeAttention(d_model=64, n_head=4, n_kv_head=2, extent=32)
+        >>> layer(torch.randn(2, 100, 64)).shape
+        torch.Size([2, 100, 64])
     """
 
     position_scale = 1.0
@@ -82,10 +87,11 @@ class LearnedRelativeAttention(AttentionLayer):
         backend: str | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **unknown: NoReturn,
     ) -> None:
         super().__init__(
             d_model, n_head, d_head, n_kv_head=n_kv_head, attn_dropout=attn_dropout, causal=causal, window=window,
-            chunk=chunk, batch_first=batch_first, backend=backend, device=device, dtype=dtype,
+            chunk=chunk, batch_first=batch_first, backend=backend, device=device, dtype=dtype, **unknown,
         )  # fmt: skip
         check_integer("extent", extent, 1, "an integer >= 1")
         check_integer("position_width", position_width, 1, "an integer >= 1")

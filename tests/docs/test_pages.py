@@ -1,6 +1,7 @@
 """The Python of README.md and of the documentation's pages runs as printed, the blocks of a page
 one after the other; commands exist, and figures that stand twice agree."""
 
+import doctest
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from txl.commands.cli import COMMANDS
+from txl_kernels import LearnedRelativeAttention, RelAttention, intervals, rel_attention
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -25,6 +27,15 @@ def test_runs_as_printed(page: Path) -> None:
     for block in re.finditer(r"```python\n(.*?)```", text, flags=re.DOTALL):
         line = text.count("\n", 0, block.start()) + 1
         exec(compile("\n" * line + block[1], str(page), "exec"), session)  # errors show the page's line
+
+
+@pytest.mark.parametrize("it", [rel_attention, RelAttention, LearnedRelativeAttention, intervals])
+def test_example_of_a_docstring(it: Any) -> None:
+    """That of `accelerate` runs in tests/integrations."""
+    (example,) = doctest.DocTestFinder(recurse=False).find(it, globs={"torch": torch, it.__name__: it})
+    found = doctest.DocTestRunner().run(example)
+    assert found.attempted > 1
+    assert found.failed == 0
 
 
 class IcefallAttention(nn.Module):

@@ -198,6 +198,14 @@ def test_left_alone_with_a_warning(name: str, monkeypatch: pytest.MonkeyPatch) -
     assert re.search(reason, explain(module))
 
 
+def test_one_warning_for_modules_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.ModuleList([replaced("espnet", "forward")(monkeypatch) for _ in range(3)])
+    with pytest.warns(UserWarning, match="txl_kernels left") as warned:
+        accelerate(model)
+    (message,) = (str(x.message) for x in warned)
+    assert message.startswith("txl_kernels left 0 and 2 more (espnet.")
+
+
 def without_positions(m: pytest.MonkeyPatch) -> nn.Module:
     modeling = bare_peers.nemo_transformer()
     config = modeling.TransformerEncoderConfig(d_model=64, n_heads=4, self_attention_model="abs_pos")
@@ -242,7 +250,7 @@ def test_nothing_to_accelerate() -> None:
     model = nn.ModuleDict({"encoder": encoder, "plain": bare_peers.nemo().MultiHeadAttention(4, 64, 0.0)})
     with pytest.warns(UserWarning, match="nothing to accelerate: the model has no attention module that") as warned:
         report = accelerate(model)
-    assert str(report) in str(warned[0].message)
+    assert str(warned[0].message) == f"txl_kernels: {str(report).splitlines()[0]}"
     assert str(report).splitlines()[1:] == [
         "  encoder.layers.0.self_attn and 2 more (torch.nn.modules.activation.MultiheadAttention)",
         "  plain (nemo.collections.asr.parts.submodules.multi_head_attention.MultiHeadAttention)",

@@ -1,6 +1,7 @@
 """Whole models, accelerated: the same outputs where tokens or frames are valid, and no call that
 falls back."""
 
+import doctest
 import functools
 import json
 import os
@@ -25,6 +26,12 @@ WHOLE = [
     *((name, implementation) for name in ENCODERS for implementation in ("eager", "sdpa")),
     *((name, "") for name in ("WavLM", "WavLM, norm first", "MPNet", "T5", "XLNet", "Gemma 3n", "Gemma 4")),
 ]
+
+
+def test_example_of_the_docstring() -> None:
+    names = {"accelerate": accelerate, "model": model_of("Parakeet")}
+    (example,) = doctest.DocTestFinder(recurse=False).find(accelerate, globs=names)
+    assert doctest.DocTestRunner().run(example) == (0, 2)
 
 
 @pytest.mark.parametrize(("name", "implementation"), WHOLE)

@@ -22,6 +22,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "chunks": {"causal": False, "chunk": (3, 2)},
     "clamped": {"clamp_len": 3},
     "wide heads": {"d_head": 5},
+    "biases": {"bias": True},
     "length first": {"batch_first": False, "n_kv_head": 2},
     "learned": {"extent": EXTENT},
     "learned, one key head": {"extent": EXTENT, "n_kv_head": 1},
@@ -63,7 +64,8 @@ def definition(it: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the layer's result for x [B, S, d_model], and its weights [B, H, S, S]."""
     length, heads, kv = x.size(1), it.n_head * it.d_head, it.n_kv_head * it.d_head
     q, k, v = (
-        y.unflatten(-1, (-1, it.d_head)).transpose(1, 2) for y in (x @ it.qkv.weight.T).split([heads, kv, kv], -1)
+        y.unflatten(-1, (-1, it.d_head)).transpose(1, 2)
+        for y in F.linear(x, it.qkv.weight, it.qkv.bias).split([heads, kv, kv], -1)
     )
     d = torch.arange(length)[:, None] - torch.arange(length)
     if isinstance(it, RelAttention):
@@ -85,7 +87,7 @@ def definition(it: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     if getattr(it, "sink", None) is not None:
         score = torch.cat([score, it.sink[:, None, None].expand(len(x), -1, length, 1)], -1)
     weights = score.softmax(-1)[..., :length]
-    return (weights @ v).transpose(1, 2).flatten(-2) @ it.out.weight.T, weights
+    return F.linear((weights @ v).transpose(1, 2).flatten(-2), it.out.weight, it.out.bias), weights
 
 
 def _visible(it: Any, d: Tensor) -> Tensor:

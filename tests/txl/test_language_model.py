@@ -121,7 +121,7 @@ def test_invalid_settings(tmp_path: Path) -> None:
     words, path = ByteVocabulary(bytes(range(31))), tmp_path / "a.safetensors"
     lstm = RecurrentNetwork(RecurrentConfig(network="lstm", vocab_size=31, d_model=8, d_inner=16))
     for model, changes, message in (
-        (lstm, {"zeros": True}, "initial_memory is for Transformers, not for a network of kind 'lstm'"),
+        (lstm, {"zeros": True}, "zeros is for Transformers, not for a network of kind 'lstm'"),
         (lstm, {"clamp_len": 3}, "clamp_len is for Transformers"),
         (
             small_model(encoding="shaw", table_len=3),

@@ -88,7 +88,8 @@ def test_published_evaluations() -> None:
 
 
 def test_unknown_recipes() -> None:
-    with pytest.raises(TxlError, match=r"recipe must be one of laptop, enwik8-18l.*, got 'gpt'"):
-        recipes.load("gpt")
+    for name, nearest in (("wt103-bas", "wt103-base"), ("enwik8", "enwik8-18l"), ("labtop", "laptop")):
+        with pytest.raises(TxlError, match=f"recipe must be one of those .*, got '{name}'; the nearest is {nearest}$"):
+            recipes.load(name)
     with pytest.raises(TxlError, match="recipe laptop belongs to no data set: vocab_size must be given"):
         recipes.load("laptop").model_config()

@@ -1,5 +1,6 @@
 """The `txl` command: its subcommands, and the reporting of errors."""
 
+import inspect
 import io
 import os
 import platform
@@ -38,7 +39,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+    _paragraphs = inspect.getdoc(_command).split("\n\n")  # type: ignore[union-attr]
+    # A paragraph is one line, which the terminal wraps.
+    app.command(_name, help="\n\n".join(" ".join(x.split()) for x in _paragraphs))(_command)
 
 
 def _print_version(wanted: bool) -> None:

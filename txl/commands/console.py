@@ -25,6 +25,7 @@ from rich.progress import (
 from txl.errors import TxlError
 from txl.training.trainer import OnEntry, Trainer
 
+NO_DATA = "--data is not given: the text is Python's standard library"
 LINES_S = 10.0  # seconds between the lines about training where there is no bar
 
 
@@ -81,8 +82,12 @@ def say(text: object) -> None:
 
 def bar(*columns: ProgressColumn, transient: bool = False) -> Progress:
     """Make a progress bar, shown only on a terminal that can move its cursor, not in a file."""
-    hidden = not console.is_terminal or console.is_dumb_terminal
-    return Progress(*columns, console=console, transient=transient, disable=hidden)
+    return Progress(*columns, console=console, transient=transient, disable=without_bar())
+
+
+def without_bar() -> bool:
+    """Whether the output cannot show a bar: it is a file, or a terminal without a cursor."""
+    return not console.is_terminal or console.is_dumb_terminal
 
 
 @contextmanager
@@ -130,13 +135,24 @@ def evaluation_progress(title: str, total: int) -> Iterator[Callable[[int], None
         yield lambda scored: shown.update(task, completed=scored)
 
 
-def in_panel(panel: str, *names: str, help: str, show_default: bool = True, **kind: Any) -> Any:
+def in_panel(panel: str, *names: str, help: str, show_default: bool | str = True, **kind: Any) -> Any:
     """Make an option that `--help` shows under the heading `panel`."""
     return typer.Option(*names, help=help, rich_help_panel=panel, show_default=show_default, **kind)
 
 
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
-Checkpoint = Annotated[Path, typer.Argument(help="A run folder (its best checkpoint is taken) or a .safetensors file.")]
+_CHECKPOINT = "A run folder (its best checkpoint is taken) or a .safetensors file."
+Checkpoint = Annotated[Path, typer.Argument(help=_CHECKPOINT)]
+CheckpointOrRun = Annotated[Path | None, typer.Argument(help=_CHECKPOINT, show_default=False)]
+Run = Annotated[Path | None, typer.Option("--run", "-r", help="The same, as for txl train.", show_default=False)]
+
+
+def one_of(checkpoint: Path | None, run: Path | None) -> Path:
+    """Return the argument or --run; raise TxlError if none or both are given."""
+    given = [x for x in (checkpoint, run) if x is not None]
+    if len(given) != 1:
+        raise TxlError(f"one checkpoint or run must be given, got {' and '.join(map(str, given)) or 'none'}")
+    return given[0]
 
 
 def pick_device(name: str) -> torch.device:

@@ -8,7 +8,18 @@ import torch
 from rich.table import Table
 from rich.text import Text
 
-from txl.commands.console import Checkpoint, Device, console, evaluation_progress, in_panel, numbers, pick_device, say
+from txl.commands.console import (
+    CheckpointOrRun,
+    Device,
+    Run,
+    console,
+    evaluation_progress,
+    in_panel,
+    numbers,
+    one_of,
+    pick_device,
+    say,
+)
 from txl.errors import TxlError
 from txl.evaluation.evaluate import Reading, Score, check_positive
 from txl.language_model import LanguageModel, load
@@ -25,7 +36,8 @@ _TEXT, _READING = "What is scored", "How it is read"
 
 
 def evaluate_command(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointOrRun = None,
+    run: Run = None,
     source: Annotated[
         Path | None,
         in_panel(_TEXT, "--data", help="A prepared corpus, or a text file, scored whole. Default: the run's."),
@@ -93,13 +105,16 @@ def evaluate_command(
     lengths = numbers("--attn-len", attn_len) if attn_len else [None]
     asked = [Reading(n, method, segment) for n in lengths]  # type: ignore[arg-type]
     where = pick_device(device)
-    language_model = load(checkpoint, where, clamp_len=clamp_len, zeros=zeros)
+    language_model = load(one_of(checkpoint, run), where, clamp_len=clamp_len, zeros=zeros)
     tokens = split_of(language_model, source, split, limit)
     score_at = functools.partial(language_model.evaluate, tokens, batch=batch, counting=counting)  # type: ignore[arg-type]
     dtype = autocast_dtype(precision, where)
     autocast = functools.partial(torch.autocast, where.type, dtype=dtype, enabled=dtype is not None)
     scores = []
     readings = [language_model.resolve(one, batch) for one in asked]
+    untimed = min(batch * readings[0].segment, limit or len(tokens), len(tokens))
+    with autocast():  # one step, which allocates memory and makes first calls
+        language_model.evaluate(tokens, readings[0], batch=batch, limit=untimed)
     for reading in readings:
         title = f"attention length {reading.attn_len}"
         total = min(len(tokens), limit or len(tokens))
@@ -121,7 +136,9 @@ def split_of(saved: LanguageModel, source: Path | None, split: str, enough: int 
     if split not in SPLITS:
         raise TxlError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     source = source or read_record(saved.path.parent).corpus
-    if source.exists() and not source.is_dir():  # also a pipe
+    if not source.exists():
+        raise TxlError(f"{source}: no such file or folder")
+    if not source.is_dir():  # also a pipe
         return encode_file(saved.vocabulary, source, enough)
     corpus = data.load(source)
     if corpus.vocabulary != saved.vocabulary:

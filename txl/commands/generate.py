@@ -5,7 +5,7 @@ import sys
 from itertools import chain
 from typing import Annotated
 
-from txl.commands.console import Checkpoint, Device, in_panel, pick_device
+from txl.commands.console import CheckpointOrRun, Device, Run, in_panel, one_of, pick_device
 from txl.errors import TxlError
 from txl.evaluation.evaluate import Reading, default_method
 from txl.evaluation.generate import Sampling
@@ -16,9 +16,14 @@ _TEXT, _SAMPLING, _READING = "Text", "Sampling", "How it is read"
 
 
 def generate_command(
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointOrRun = None,
+    run: Run = None,
     prompt: Annotated[
-        str | None, in_panel(_TEXT, help="Text to continue; @FILE reads it from a file. Default: the start of a text.")
+        str | None,
+        in_panel(
+            _TEXT,
+            help="Text to continue; @FILE reads it from a file, @@ begins a text with @. Default: the start of a text.",
+        ),
     ] = None,
     count: Annotated[int, in_panel(_TEXT, help="Tokens to generate: bytes, or words.")] = 500,
     stop: Annotated[str | None, in_panel(_TEXT, help="End before this text, as in the tokens.")] = None,
@@ -52,7 +57,7 @@ def generate_command(
     gets; otherwise each token reads its window anew.
     """
     sampling, reading = Sampling(temperature, top_k, top_p), Reading(attn_len)
-    saved = load(checkpoint, pick_device(device), clamp_len=clamp_len, zeros=zeros)
+    saved = load(one_of(checkpoint, run), pick_device(device), clamp_len=clamp_len, zeros=zeros)
     if zeros and default_method(saved.model) != "cached":
         raise TxlError("--zeros is for a Transformer with recurrence and relative positions, which this is not")
     text = None if prompt is None else _prompt(prompt)
@@ -64,6 +69,6 @@ def generate_command(
 
 
 def _prompt(prompt: str) -> bytes:
-    if not prompt.startswith("@"):
-        return os.fsencode(prompt)  # the bytes as typed, UTF-8 or not
-    return files.read(prompt[1:])
+    if prompt.startswith("@") and not prompt.startswith("@@"):
+        return files.read(prompt[1:])
+    return os.fsencode(prompt.removeprefix("@"))  # the bytes as typed, UTF-8 or not

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 
-from txl.commands.console import bar, console, in_panel
+from txl.commands.console import NO_DATA, bar, console, in_panel, say
 from txl.text import corpus as data
 from txl.text.datasets import RULES, PrepareOptions
 from txl.text.readers import SPLITS
@@ -46,6 +46,8 @@ def prepare(
     The bar of the first reading stays empty for a folder and an archive of several
     files: the size of their text is known only when it has been read.
     """
+    if source is None:
+        say(NO_DATA)
     options = PrepareOptions(rule, newline, lower or None, min_count, max_words, vocabulary)
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn()
     with bar(*columns, transient=True) as shown:

@@ -19,7 +19,18 @@ import torch
 import typer
 
 from txl import fields, pictures, recipes
-from txl.commands.console import Device, console, in_panel, one_line, pick_device, reason, say, tell, training_progress
+from txl.commands.console import (
+    NO_DATA,
+    Device,
+    console,
+    in_panel,
+    one_line,
+    pick_device,
+    reason,
+    say,
+    tell,
+    training_progress,
+)
 from txl.distributed import World, joined, local_device, lost_peer, settle
 from txl.errors import Interrupted, TxlError
 from txl.model.config import Config, ModelConfig, RecurrentConfig, config_from_json, of_other_encodings
@@ -78,7 +89,8 @@ def train(
     """Train a model, or continue a run. Ctrl-C and SIGTERM write a checkpoint and exit with 130.
 
     Several devices: torchrun --nproc-per-node N -m txl train. The schedule of the learning rate
-    ends with the last of --steps.
+    ends with the last of --steps. Options that are not given are the recipe's (`txl recipes NAME`);
+    those of the default recipe are shown.
     """
     if minutes is not None and (options["steps"] is not None or resume or not 0 < minutes < math.inf):
         raise TxlError("--minutes must be > 0 and finite, and goes neither with --steps nor with --resume")
@@ -89,6 +101,8 @@ def train(
         if resume:
             corpus, model, config, begun = run_to_go_on(run, source, options)
         else:
+            if source is None:
+                say(NO_DATA)
             corpus, model, config, begun = new_run(run, source, recipe, init, options, world)
         if minutes is not None and options["warmup"] is None and config.warmup:
             config = dataclasses.replace(config, warmup=None)  # a thirtieth of the updates, however many they become
@@ -96,12 +110,16 @@ def train(
             run, corpus, model, config, resume=resume, device=where, tensorboard=tensorboard, init=begun, world=world
         )  # fmt: skip
         say(header(trainer, minutes))
+        if trainer.step >= config.steps:
+            say(f"all {config.steps:,} updates are done already; more take a larger --steps")
         again = ["--device", device] if device != "auto" else []
         again += ["--tensorboard"] if tensorboard else []
         follow = [name for name in INTERVALS if options[name] is None]
         run_training(trainer, again, None if minutes is None else 60 * minutes, follow)
         if world.first:
             not_drawn = draw_loss(trainer)
+            if (found := diverged(trainer)) is not None:
+                say(found)
             say(f"done: {trainer.last}{'' if not_drawn else ', loss.png'}")
             if not_drawn:
                 say(f"loss.png was left out: {not_drawn}")
@@ -109,12 +127,16 @@ def train(
 
 def _with_options(command: Any) -> Any:
     """Add an option to the command for each configuration field that has help; its value is None if
-    it is not given."""
+    it is not given, and the recipe's is taken. Help shows that of the default recipe."""
     signature = inspect.signature(command)
     kept = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    for config in (ModelConfig, TrainConfig):
-        for name, kind, about in fields.options(config):
-            shown = in_panel(about["panel"], *about["names"], help=about["help"], show_default=False, **about["kind"])
+    recipe = recipes.load(recipes.DEFAULT)
+    for config in (recipe.model_config(1), recipe.train_config()):
+        for name, kind, about in fields.options(type(config)):
+            value = getattr(config, name)
+            known = value is not None and not isinstance(value, bool)  # of a flag its names say enough
+            default = known and f"{recipe.name}: {'none' if value == () else value}"
+            shown = in_panel(about["panel"], *about["names"], help=about["help"], show_default=default, **about["kind"])
             annotation = Annotated[kind | None, shown]  # type: ignore[valid-type]
             kept.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
     command.__signature__ = signature.replace(parameters=kept)
@@ -218,6 +240,19 @@ def run_training(
             tell(f"go on with: {shlex.join(command)}")
             draw_loss(trainer)
         raise
+
+
+def diverged(trainer: Trainer) -> str | None:
+    """Return a warning if the last validation's loss is over twice that of guessing among all
+    tokens alike, else None."""
+    losses = [x["valid_loss"] for x in runs.read_log(trainer.folder / "log.jsonl") if "valid_loss" in x]
+    guessed = math.log(len(trainer.corpus.vocabulary))
+    if not losses or losses[-1] <= 2 * guessed:
+        return None
+    return (
+        f"the run has diverged: its validation loss, {losses[-1]:.4g}, is over twice that of guessing, {guessed:.2f}; a "
+        "smaller --lr or a longer --warmup may help"
+    )
 
 
 def draw_loss(trainer: Trainer) -> str | None:

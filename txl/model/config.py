@@ -1,6 +1,6 @@
 """Configurations of the networks: frozen dataclasses that are stored as JSON in checkpoints."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, get_args
 
@@ -256,7 +256,11 @@ def config_from_json(values: dict[str, Any]) -> Config:
     Raises:
         TxlError: a field is unknown to that network, missing, or out of range.
     """
-    try:
-        return RecurrentConfig(**values) if "network" in values else ModelConfig(**values)
-    except TypeError as error:
-        raise TxlError(f"not a configuration of that network: {error}") from error
+    kind: type[Config] = RecurrentConfig if "network" in values else ModelConfig
+    own = {x.name: x for x in fields(kind)}
+    unknown = [name for name in values if name not in own]
+    missing = [name for name, x in own.items() if x.default is MISSING and name not in values]
+    if unknown or missing:
+        what = f"has no {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}"
+        raise TxlError(f"{'an LSTM or QRNN' if 'network' in values else 'a Transformer'} {what}")
+    return kind(**values)

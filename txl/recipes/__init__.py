@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ def load(name: str) -> Recipe:
         TxlError: there is no recipe of that name.
     """
     if name not in names():
-        raise TxlError(f"recipe must be one of {', '.join(names())}, got {name!r}")
+        nearest = "".join(f"; the nearest is {x}" for x in get_close_matches(name, names(), 1, 0))
+        raise TxlError(f"recipe must be one of those that `txl recipes` lists, got {name!r}{nearest}")
     return Recipe(name=name, **_values(name))
 
 

@@ -253,7 +253,7 @@ def restore(path: AnyPath, device: torch.device | str = "cpu", **changes: Any) -
     shapes = {name: x.shape for name, x in checkpoint.part("model").items()}
     check_shapes(checkpoint.path, shapes, dict(sizes.named_parameters()))
     for name in changes:
-        as_transformer(sizes, name)
+        as_transformer(sizes, "zeros" if name == "initial_memory" else name)
     model = make_network(replace(checkpoint.config, **changes))
     load_parameters(model, checkpoint)
     return model.to(device).eval(), checkpoint

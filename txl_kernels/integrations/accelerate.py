@@ -162,6 +162,11 @@ def accelerate(
     Raises:
         TypeError, ValueError: an argument is wrong (the message names it); with `strict`, a module
             cannot be accelerated (the message has the report).
+
+    Example:
+        >>> report = accelerate(model)  # of transformers, NeMo, ESPnet, ..: print it
+        >>> len(report.accelerated), len(report.left_alone)
+        (2, 0)
     """
     _check(model, streaming, weights, window, verify, export)
     included, excluded = Selection("include", include), Selection("exclude", exclude)
@@ -214,10 +219,14 @@ def accelerate(
         accelerated.append((module, ancestors, True))
     for known, ancestors, selected in accelerated:
         known.__dict__[STATE] |= (settings if selected else {}) | known.settings_from(ancestors)
+    alike: dict[Any, list[str]] = {}
     for row in report.left_alone:
-        warnings.warn(f"txl_kernels left {row.name or 'the model'} ({row.kind}) alone: {row.reason}", stacklevel=2)
+        alike.setdefault((row.kind, row.reason), []).append(row.name or "the model")
+    for (kind, why), (first, *more) in alike.items():
+        others = f" and {len(more)} more" if more else ""
+        warnings.warn(f"txl_kernels left {first}{others} ({kind}) alone: {why}", stacklevel=2)
     if not rows:
-        warnings.warn(f"txl_kernels: {report}", stacklevel=2)
+        warnings.warn(f"txl_kernels: {str(report).splitlines()[0]}", stacklevel=2)
     return report
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from txl_kernels.cache import content
 from txl_kernels.integrations.conditions import LAYER_NUMBERS, Conditions, conditions_of
 from txl_kernels.integrations.peer import STATE, Accelerated, Peer, RandomInputs, new_state
 from txl_kernels.integrations.registry import accelerated_class
@@ -293,7 +294,7 @@ def _key(module: nn.Module, by_layer: bool) -> Any:
 
 
 def _bytes(x: Tensor) -> bytes:
-    return hashlib.sha256(x.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()).digest()
+    return hashlib.sha256(content(x)).digest()
 
 
 def _plain(value: Any) -> Any:

@@ -1,13 +1,13 @@
 """Translations of this package's torch operators to ONNX, for `torch.onnx.export(..,
 dynamo=True)`."""
 
+import ctypes
 import functools
 import inspect
 import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 
 from txl_kernels.call import Call, first_refused, refused_by
@@ -107,7 +107,7 @@ def _check(call: Call) -> None:
                 f"{name} must be a constant for txl::RelAttention, got a value that depends on an input's size"
             )
     for name in ("scale", "position_scale"):
-        if np.float32(getattr(call, name)) == 0:
+        if ctypes.c_float(getattr(call, name)).value == 0:
             raise ValueError(
                 f"{name} must not be 0 in float32 for txl::RelAttention, where it means the default, got "
                 f"{getattr(call, name)}"

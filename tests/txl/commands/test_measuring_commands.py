@@ -70,7 +70,7 @@ def test_eval_of_an_lstm(txl: Run, runs: dict[str, Path]) -> None:
     done = succeeded(txl("eval", runs["lstm"], "--split", "valid"))
     assert "all before" in done.stdout
     one_line(txl("eval", runs["lstm"], "--attn-len", "8"), "attn_len is for Transformers")
-    one_line(txl("eval", runs["lstm"], "--zeros"), "initial_memory is for Transformers")
+    one_line(txl("eval", runs["lstm"], "--zeros"), "zeros is for Transformers")
     succeeded(txl("eval", runs["lstm"], "--attn-len", "8", "--method", "sliding", "--limit", "50"))
 
 

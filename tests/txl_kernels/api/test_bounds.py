@@ -73,6 +73,8 @@ def test_lengths_equal_shorter_calls() -> None:
 FLAGS = torch.zeros(2, 3, dtype=torch.bool)
 BAD = [
     (lambda: start_from_done(FLAGS.int(), 3), TypeError, r"done must be a bool tensor \[B, L\], got torch.int32"),
+    (lambda: start_from_done(FLAGS.float(), 3), TypeError, r"got torch.float32; pass done\.bool\(\)$"),
+    (lambda: start_from_done([True], 3), TypeError, "got list$"),
     (lambda: start_from_done(FLAGS[0], 3), ValueError, r"done must be \[B, L\], got shape \[3\]"),
     (lambda: start_from_done(FLAGS, -1), ValueError, r"memory_len must be an integer >= 0, got -1"),
     (lambda: start_from_done(FLAGS, 4, FLAGS), ValueError, r"memory_done must be \[B, M\] = \[2, 4\] .*got shape \[2, 3\]"),

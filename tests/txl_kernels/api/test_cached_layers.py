@@ -56,6 +56,26 @@ def test_cache_equals_hidden_state_memory(name: str, cuts: list[int]) -> None:
         torch.testing.assert_close(filled.memory, cache.memory)
 
 
+@pytest.mark.parametrize(("options", "mem_len", "max_segment"), [
+    ({"window": 4}, 3, 1), ({"window": (7, None)}, 7, 1), ({"causal": False, "chunk": (3, 2)}, 6, 3),
+    ({"causal": False, "chunk": (3, 4), "window": (5, 2)}, 5, 3),
+])  # fmt: skip
+@torch.no_grad()
+def test_default_sizes_are_those_of_the_window_or_chunks(options: Any, mem_len: int, max_segment: int) -> None:
+    it, x = layer(**options), hidden(18)
+    cache = it.new_cache(2)
+    assert (cache.mem_len, cache.max_segment) == (mem_len, max_segment)
+    found = torch.cat([it(part, cache=cache) for part in x.split(max_segment, 1)], 1)
+    torch.testing.assert_close(found, it(x))
+
+
+def test_length_of_a_memory_without_a_window_must_be_given() -> None:
+    for it in (layer(), layer(window=(None, 0)), layer(causal=False, chunk=(3, None))):
+        with pytest.raises(ValueError, match="mem_len must be given for a layer without a window"):
+            it.new_cache(2)
+    assert layer().new_cache(2, window=9).mem_len == 8
+
+
 @pytest.mark.parametrize("name", ["grouped", "chunks"])
 @torch.no_grad()
 def test_cache_without_a_table(name: str) -> None:

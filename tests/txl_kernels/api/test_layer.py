@@ -228,6 +228,13 @@ BAD_OPTIONS: dict[str, dict[str, Any]] = {
     "batch_first must be True or False, got str": {"batch_first": "no"},
     "content_bias must be None or an nn.Parameter, got Tensor": {"content_bias": torch.zeros(4, 3)},
     "position_bias must be None or an nn.Parameter, got int": {"position_bias": 3},
+    "bias must be True or False, got NoneType": {"bias": None},
+    "^RelAttention takes no argument num_heads; pass n_head$": {"num_heads": 4},
+    "^RelAttention takes no argument dropout; pass dropout_p, to a layer attn_dropout, and no embed_dim; pass d_model$": {
+        "dropout": 0.1,
+        "embed_dim": 12,
+    },
+    "^LearnedRelativeAttention takes no argument head_dim; pass d_head$": {"extent": EXTENT, "head_dim": 3},
 }
 
 
@@ -250,7 +257,11 @@ BAD_CALLS: dict[str, dict[str, Any]] = {
     r"memory must have x's dtype torch\.float64, got torch\.float32": {"memory": hidden(M, 1).float()},
     r"positions must be \[T, d_model\] with d_model=12, .*got shape \[1, 20, 12\]": {"positions": hidden(20, 1)},
     r"positions must be .*got shape \[12\]": {"positions": torch.zeros(12)},
-    r"^RelAttention takes no attn_mask: .* start and end, and txl_kernels.intervals": {"attn_mask": torch.ones(3, 3)},
+    r"^RelAttention takes no argument attn_mask; pass start and end, .* txl_kernels\.intervals": {
+        "attn_mask": torch.ones(3, 3)
+    },
+    "^RelAttention takes no argument need_weights; pass nothing: .* weights": {"need_weights": False},
+    "^RelAttention takes no argument memry$": {"memry": hidden(M)},
     "memory must be None with cu_seqlens": {"memory": hidden(3, 1), "cu_seqlens": ENDS},
     "cache must be None with cu_seqlens": {"cache": layer().new_cache(1, 4, 20), "cu_seqlens": ENDS},
     r"x must be one row \(B = 1\) with cu_seqlens": {"x": hidden(20), "cu_seqlens": ENDS},
@@ -267,6 +278,26 @@ BAD_CALLS: dict[str, dict[str, Any]] = {
 def test_bad_calls(message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         layer()(**{"x": hidden(20, 1)} | BAD_CALLS[message])
+
+
+def test_query_key_and_value_are_refused() -> None:
+    x = hidden(L)
+    with pytest.raises(
+        TypeError, match=r"takes x and memory, hidden states that it projects .* got 3 positional arguments"
+    ):
+        layer()(x, x, x)
+
+
+def test_biases_of_projections() -> None:
+    """Those of nn.Linear, in the state dict and anew by reset_parameters; without, none."""
+    plain, it = RelAttention(WIDTH, HEADS), RelAttention(WIDTH, HEADS, bias=True)
+    assert it.state_dict().keys() - plain.state_dict().keys() == {"qkv.bias", "out.bias"}
+    for projection in (it.qkv, it.out):
+        with torch.no_grad():
+            projection.bias.fill_(9.0)
+    it.reset_parameters()
+    for projection in (it.qkv, it.out):
+        assert 0 < float(projection.bias.detach().abs().max()) <= WIDTH**-0.5
 
 
 @pytest.mark.parametrize("bound", ["start", "end"])
@@ -301,9 +332,13 @@ def test_nested_tensors_are_refused(layout: torch.layout) -> None:
         torch.testing.assert_close(found, torch.cat([it(part[None])[0] for part in parts]))
 
 
-@pytest.mark.parametrize(("distances", "width"), [(torch.arange(3), 5), (torch.arange(3), 0), (torch.zeros(2, 2), 4)])
-def test_bad_sinusoids(distances: Tensor, width: int) -> None:
-    with pytest.raises(ValueError, match="must be"):
+@pytest.mark.parametrize(
+    ("distances", "width", "message"),
+    [(torch.arange(3), 5, "even"), (torch.arange(3), 0, "positive"), (torch.zeros(2, 2), 4, "one-dimensional"),
+     (10, 64, r"distances must be a tensor \[T\], got int; pass torch\.arange")],
+)  # fmt: skip
+def test_bad_sinusoids(distances: Any, width: int, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
         sinusoid(distances, width)
 
 

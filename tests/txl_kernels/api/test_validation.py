@@ -14,7 +14,7 @@ import torch
 from cases import TENSORS, Case, as_call, make_inputs
 from internals import WARN_ONCE
 
-from txl_kernels import available_backends, rel_attention
+from txl_kernels import RelAttention, available_backends, checks, rel_attention, rel_attention_weights
 from txl_kernels.backends import cpu
 
 B, H, L, M, D = 2, 3, 4, 5, 8
@@ -42,7 +42,7 @@ TYPE_ERRORS: dict[str, dict[str, Any]] = {
     "causal must be True or False, got NoneType": {"causal": None},
     "window must be None or an integer >= 1 .., got float": {"window": 2.0},
     "window[1] must be None or .., got float": {"window": (1, 0.5)},
-    "r must be a torch.Tensor, got NoneType": {"r": None, "position_bias": None},
+    "r or r_bias must be given, got None for both": {"r": None, "position_bias": None},
     "q_pos must be None or a torch.Tensor, got float": {"q_pos": 1.0},
     "q_pos must have q's dtype": {"q_pos": zeros(B, H, L, D).double(), "position_bias": None},
     "position_scale must be .., got Tensor": {"position_scale": torch.ones(())},
@@ -187,9 +187,34 @@ def test_windows_of_any_size(call: dict[str, Any], window: int) -> None:
         assert torch.equal(got, rel_attention(**{**call, "backend": backend}))
 
 
-def test_unknown_arguments_are_refused(call: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match="is_causal"):
-        rel_attention(**call, is_causal=True)
+@pytest.mark.parametrize(("name", "instead"), [
+    ("is_causal", "; pass causal"), ("attn_mask", r"; pass start and end, which txl_kernels\.intervals\(mask, visible="),
+    ("softmax_scale", "; pass scale"), ("window_size", r"; pass window=\(left, right\)"), ("dropout", "; pass dropout_p,"),
+    ("need_weights", "; pass nothing: rel_attention_weights"), ("k_mem", r"; pass memory=\(k_mem, v_mem\)"), ("windw", "$"),
+])  # fmt: skip
+def test_names_of_other_libraries_are_refused_with_ours(call: dict[str, Any], name: str, instead: str) -> None:
+    keys = {x: call[x] for x in ("q", "k", "r")}
+    for function, given in ((rel_attention, call), (rel_attention_weights, keys)):
+        with pytest.raises(TypeError, match=f"^{function.__name__} takes no argument {name}{instead}"):
+            function(**given, **{name: True})
+
+
+def test_every_hint_is_of_a_name_that_is_not_ours() -> None:
+    """dropout_p is a function's, attn_dropout a layer's: each is a hint for the other."""
+    ours = {*inspect.signature(rel_attention).parameters, *inspect.signature(RelAttention).parameters}
+    assert checks.FOREIGN.keys() & ours == {"dropout_p", "attn_dropout"}
+
+
+@pytest.mark.parametrize("biases", [True, False])
+def test_layout_of_flash_attention(biases: bool) -> None:
+    """[B, L, H, D]: the table's heads are those of q's other axis."""
+    q, u = zeros(B, L, H, D), zeros(H, D) if biases else None
+    for table in ({"r": zeros(H, L, D)}, {"r": None, "r_bias": zeros(H, L)}):
+        name = "r" if table["r"] is not None else "r_bias"
+        w = u if name == "r" else None
+        with pytest.raises(ValueError, match=rf"^{name} must be \[H, T.*flash-attn, pass q\.transpose\(1, 2\)"):
+            rel_attention(q, q, q, content_bias=u, position_bias=w, **table)
+        rel_attention(*[q.transpose(1, 2)] * 3, content_bias=u, position_bias=w, **table)
 
 
 @pytest.mark.parametrize("name", ["start", "end"])
