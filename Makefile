@@ -10,7 +10,7 @@ EXTRAS ?= test
 GPU_TRITON ?= 3.6.0
 GPU_PYTHON ?= python3.12
 # Macros of csrc/cuda/hopper/config.cuh whose instances it times against the default.
-VARIANTS ?= TXL_SECOND_GENERATION TXL_TWO_WARPGROUPS TXL_SHORT_EDGES TXL_PERSISTENT TXL_ORDERED_EXPONENTIALS
+VARIANTS ?= TXL_TWO_WARPGROUPS
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -type f)
 PARALLEL := -n auto

@@ -7,7 +7,6 @@
 #include "fragments.cuh"
 #include "key_bounds.cuh"
 #include "softmax.cuh"
-#include "store_rows.cuh"
 
 namespace txl_cuda {
 
@@ -243,8 +242,6 @@ class KeysConsumer {
       for (int t = 0; t < block_.steps; ++t) step(t, block_.h, dk, dv, ds_sums);
       for (int j = block_.steps - 1 - warpgroup_; j < block_.steps; ++j) r_below_.skip();
     }
-    if constexpr (SHORT_EDGES)
-      sync_warpgroup(warpgroup_);  // all have loaded the last scores; plant: staged-keys-barrier
     write(is_memory_ ? p_.dk_mem : p_.dk, dk, 0.6931471805599453f);  // queries are scaled in base 2
     write(is_memory_ ? p_.dv_mem : p_.dv, dv, 1);
     if (p_.k_sums) write_sums(ds_sums);
@@ -476,23 +473,12 @@ class KeysConsumer {
 
   TXL_DEVICE void write(const View& to, float (&x)[S::WIDTH / 2], float scale) const {
     if (!to.data) return;
-    if constexpr (SHORT_EDGES) {
-      TXL_UNROLL
-      for (int n = 0; n < S::WIDTH / 2; ++n) x[n] *= scale;
-      const int first_row = first_row_ + warp_ * 16;
-      const uint32_t buffer = block_.address(S::skew + warpgroup_ * S::SKEW_BUFFERS * SkewTransposed::BYTES);
-      store_rows<T>(buffer + static_cast<uint32_t>(warp_ * STAGED_BYTES), x, static_cast<int>(p_.D), [&](int m) {
-        const int row = first_row + m;
-        return row >= 0 && row < rows() ? const_cast<T*>(row_of<T>(to, block_.b, block_.h, row)) : nullptr;
-      });
-    } else {
-      TXL_UNROLL
-      for (int n = 0; n < S::WIDTH / 2; n += 2) {
-        const int row = first_row_ + accumulator_row(warp_) + n / 2 % 2 * 8, column = n / 4 * 8 + accumulator_column();
-        if (row >= 0 && row < rows() && column < p_.D)
-          *reinterpret_cast<uint32_t*>(const_cast<T*>(row_of<T>(to, block_.b, block_.h, row)) + column) =
-              pack(T(), x[n] * scale, x[n + 1] * scale);
-      }
+    TXL_UNROLL
+    for (int n = 0; n < S::WIDTH / 2; n += 2) {
+      const int row = first_row_ + accumulator_row(warp_) + n / 2 % 2 * 8, column = n / 4 * 8 + accumulator_column();
+      if (row >= 0 && row < rows() && column < p_.D)
+        *reinterpret_cast<uint32_t*>(const_cast<T*>(row_of<T>(to, block_.b, block_.h, row)) + column) =
+            pack(T(), x[n] * scale, x[n + 1] * scale);
     }
   }
 

@@ -3,7 +3,6 @@
 #include "../merge.cuh"
 #include "query_block.cuh"
 #include "softmax.cuh"
-#include "store_rows.cuh"
 
 namespace txl_cuda {
 
@@ -47,42 +46,6 @@ struct ForwardEpilogue {
       } else if (p.lse) {
         p.lse[x] = log_sum_exp(p, block.b, i, max, sum);
       }
-    }
-  }
-
-  // The same, 16 bytes a thread.
-  TXL_DEVICE void write_by_rows(const Softmax& softmax, float (&acc_o)[S::WIDTH / 2]) const {
-    const PrefillProblem& p = block.p;
-    TXL_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      const float sum = softmax.sum(h), max = softmax.max(h);
-      const int i = first_query() + accumulator_row(0) + 8 * h;
-      if (i >= p.L) continue;
-      const int64_t x = block.bh() * p.L + i;
-      const bool writes = thread() % 4 == 0;
-      if (p.parts > 1) {
-        float* const sums = part_sums(p, x, block.part);
-        if (writes) sums[0] = max, sums[1] = sum;
-        continue;
-      }
-      if (writes && p.lse) p.lse[x] = log_sum_exp(p, block.b, i, max, sum);
-      const float inverse_sum = 1 / (sum + weight_of_sink(i, max));
-      const float empty = sum == 0 ? empty_output(p, block.b, i) : 0.f;
-      TXL_UNROLL
-      for (int n = 2 * h; n < S::WIDTH / 2; n += 4)
-        for (int e = 0; e < 2; ++e) acc_o[n + e] = sum == 0 ? empty : acc_o[n + e] * inverse_sum;
-    }
-    const int first = first_query(), columns = static_cast<int>(p.D);
-    const uint32_t buffer = block.address(S::skew + (warpgroup * WARPGROUP_WARPS + warp) * Skew::BYTES);
-    if (p.parts > 1) {
-      store_rows<float>(buffer, acc_o, columns, [&](int m) {
-        const int64_t x = block.bh() * p.L + first + m;
-        return first + m < p.L ? p.partial + (x * p.parts + block.part) * p.D : nullptr;
-      });
-    } else {
-      store_rows<T>(buffer, acc_o, columns, [&](int m) {
-        return first + m < p.L ? const_cast<T*>(row_of<T>(p.out, block.b, block.h, first + m)) : nullptr;
-      });
     }
   }
 

@@ -74,29 +74,14 @@ TXL_DEVICE void add_bias(const Problem& p, const uint32_t (&queries)[WIDTH / 4],
     a[n] = pack(T(), scale_log2(p) * (q[0] + u[0]), scale_log2(p) * (q[1] + u[1]));
   }
 }
-// What the A operands of 64 queries are formed from, q + w and q + u, scaled: load() issues the loads, and form() uses
-// them.
-template <class T, int WIDTH>
-class QueriesAndBiases {
- public:
-  static constexpr int POSITION_WORDS = WIDTH / 4;  // of the operand q + w
-  TXL_DEVICE void load(const Problem& p, int64_t b, int64_t h, int first) {
-    load_rows<T, WIDTH>(p, p.q, b, h, first, p.L, q_);
-    load_bias<T, WIDTH>(p, p.u, h, u_), load_bias<T, WIDTH>(p, p.w, h, w_);
-  }
-  TXL_DEVICE void form(const Problem& p, uint32_t (&position)[WIDTH / 4], uint32_t (&content)[WIDTH / 4]) const {
-    add_bias<T, WIDTH>(p, q_, w_, position), add_bias<T, WIDTH>(p, q_, u_, content);
-  }
-
- private:
-  uint32_t q_[WIDTH / 4], u_[WIDTH / 8], w_[WIDTH / 8];
-};
+// Loads the A operands of 64 queries, q + w and q + u, scaled.
 template <class T, int WIDTH>
 TXL_DEVICE void load_queries(const Problem& p, int64_t b, int64_t h, int first, uint32_t (&position)[WIDTH / 4],
                              uint32_t (&content)[WIDTH / 4]) {
-  QueriesAndBiases<T, WIDTH> queries;
-  queries.load(p, b, h, first);
-  queries.form(p, position, content);
+  uint32_t q[WIDTH / 4], u[WIDTH / 8], w[WIDTH / 8];
+  load_rows<T, WIDTH>(p, p.q, b, h, first, p.L, q);
+  load_bias<T, WIDTH>(p, p.u, h, u), load_bias<T, WIDTH>(p, p.w, h, w);
+  add_bias<T, WIDTH>(p, q, w, position), add_bias<T, WIDTH>(p, q, u, content);
 }
 
 // Multiplies the elements of an A operand; the products are rounded.
@@ -109,28 +94,14 @@ TXL_DEVICE void scale_operand(const uint32_t (&a)[WORDS], float factor, uint32_t
     scaled[n] = pack(T(), factor * x[0], factor * x[1]);
   }
 }
-// The same with position queries, of their own width and scale.
-template <class T, int WIDTH>
-class QueriesAndPositions {
- public:
-  static constexpr int POSITION_WORDS = NARROW / 4;
-  TXL_DEVICE void load(const Problem& p, int64_t b, int64_t h, int first) {
-    load_rows<T, WIDTH>(p, p.q, b, h, first, p.L, q_);
-    load_rows<T, NARROW>(p.q_pos, p.Dr, b, h, first, p.L, q_pos_);
-  }
-  TXL_DEVICE void form(const Problem& p, uint32_t (&position)[NARROW / 4], uint32_t (&content)[WIDTH / 4]) const {
-    scale_operand<T>(q_, scale_log2(p), content), scale_operand<T>(q_pos_, position_scale_log2(p), position);
-  }
-
- private:
-  uint32_t q_[WIDTH / 4], q_pos_[NARROW / 4];
-};
+// Loads the A operands of 64 queries and of their position queries, which have a width and a scale of their own.
 template <class T, int WIDTH>
 TXL_DEVICE void load_queries_and_positions(const Problem& p, int64_t b, int64_t h, int first,
                                            uint32_t (&position)[NARROW / 4], uint32_t (&content)[WIDTH / 4]) {
-  QueriesAndPositions<T, WIDTH> queries;
-  queries.load(p, b, h, first);
-  queries.form(p, position, content);
+  uint32_t q[WIDTH / 4], q_pos[NARROW / 4];
+  load_rows<T, WIDTH>(p, p.q, b, h, first, p.L, q);
+  load_rows<T, NARROW>(p.q_pos, p.Dr, b, h, first, p.L, q_pos);
+  scale_operand<T>(q, scale_log2(p), content), scale_operand<T>(q_pos, position_scale_log2(p), position);
 }
 
 // Stores an A operand to a narrow tile in shared memory.

@@ -103,11 +103,6 @@ template <int WHICH, int THREADS>
 TXL_DEVICE void named_barrier_sync() {
   asm volatile("bar.sync %0, %1;" ::"n"(WHICH), "n"(THREADS) : "memory");
 }
-// Arrives at the barrier without waiting.
-template <int WHICH, int THREADS>
-TXL_DEVICE void named_barrier_arrive() {
-  asm volatile("bar.arrive %0, %1;" ::"n"(WHICH), "n"(THREADS) : "memory");
-}
 TXL_DEVICE bool all_of_warp(bool x) { return __all_sync(0xFFFFFFFFu, x); }
 TXL_DEVICE uint32_t or_of_warp(uint32_t x) { return __reduce_or_sync(0xFFFFFFFFu, x); }
 TXL_DEVICE int min_of_warp(int x) { return __reduce_min_sync(0xFFFFFFFFu, x); }
@@ -155,15 +150,6 @@ TXL_DEVICE void store_shared_pair(uint32_t address, float x, float y) {
 template <int OFFSET = 0>
 TXL_DEVICE void load_shared_pair(uint32_t address, float& x, float& y) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2+%3];" : "=f"(x), "=f"(y) : "r"(address), "n"(OFFSET) : "memory");
-}
-// Loads 16 bytes, at a multiple of 16.
-TXL_DEVICE Chunk load_shared_chunk(uint32_t address) {
-  Chunk x;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.word[0]), "=r"(x.word[1]), "=r"(x.word[2]), "=r"(x.word[3])
-               : "r"(address)
-               : "memory");
-  return x;
 }
 // Stores the lower or upper half of a word.
 template <int OFFSET>

@@ -7,7 +7,6 @@
 #include "dr_transposed.cuh"
 #include "fragments.cuh"
 #include "softmax.cuh"
-#include "store_rows.cuh"
 #include "unskew.cuh"
 
 namespace txl_cuda {
@@ -67,7 +66,7 @@ class QueriesConsumer {
     } else {
       // plant: gradient-block-without-tiles
       if (block_.tiles) consume_tiles(range, [&] { mainloop(range, dq, dq); });
-      epilogue(dq, skew_ring());
+      epilogue(dq);
     }
   }
 
@@ -388,20 +387,12 @@ class QueriesConsumer {
 
   TXL_DEVICE void mainloop(const TileRange& range, float (&dq)[S::WIDTH / 2], float (&dq_r)[DR]) {
     float unskewed[32], scores[32], dr[DR] = {};
-    if constexpr (SHORT_EDGES) {
-      issue_qr(scores);
-      issue_qr(unskewed);
-      warpgroup_wait<0>();  // plant: first-distances-wait
-      fence_operand(scores);
-      skew_.store(scores, range.begin - 1);
-    } else {
-      issue_qr(unskewed);
-      warpgroup_wait<0>();
-      fence_operand(unskewed);
-      skew_.store(unskewed, range.begin - 1);
-      issue_qr(unskewed);
-      warpgroup_wait<0>();
-    }
+    issue_qr(unskewed);
+    warpgroup_wait<0>();
+    fence_operand(unskewed);
+    skew_.store(unskewed, range.begin - 1);
+    issue_qr(unskewed);
+    warpgroup_wait<0>();
     fence_operand(unskewed);
     skew(unskewed, scores, range.begin);
     step<true>(scores, dq, dq_r, dr, range.begin);
@@ -430,50 +421,27 @@ class QueriesConsumer {
 
   // Writes dq of so many columns, times a scale, or its part where keys are split.
   template <int WIDTH>
-  TXL_DEVICE void write_dq(float (&dq)[WIDTH / 2], float scale, int64_t columns, const View& to, float* parts) const {
+  TXL_DEVICE void write_dq(const float (&dq)[WIDTH / 2], float scale, int64_t columns, const View& to,
+                           float* parts) const {
     if (!to.data) return;
-    if constexpr (SHORT_EDGES && WIDTH > NARROW) {
-      TXL_UNROLL
-      for (int n = 0; n < WIDTH / 2; ++n) dq[n] *= scale;
-      store_dq(skew_ring(), dq, 0);
-    } else {
-      TXL_UNROLL
-      for (int n = 0; n < WIDTH / 2; n += 2) {
-        const int i = query_ + n / 2 % 2 * 8, column = n / 4 * 8 + accumulator_column();
-        if (i >= p_.L || column >= columns) continue;
-        const float one = scale * dq[n], two = scale * dq[n + 1];
-        if (p_.parts > 1) {
-          float* const part = parts + ((block_.part * p_.B * p_.H + block_.bh()) * p_.rows + i) * columns + column;
-          part[0] = one, part[1] = two;
-        } else {
-          *reinterpret_cast<uint32_t*>(const_cast<T*>(row_of<T>(to, block_.b, block_.h, i)) + column) =
-              pack(T(), one, two);
-        }
+    TXL_UNROLL
+    for (int n = 0; n < WIDTH / 2; n += 2) {
+      const int i = query_ + n / 2 % 2 * 8, column = n / 4 * 8 + accumulator_column();
+      if (i >= p_.L || column >= columns) continue;
+      const float one = scale * dq[n], two = scale * dq[n + 1];
+      if (p_.parts > 1) {
+        float* const part = parts + ((block_.part * p_.B * p_.H + block_.bh()) * p_.rows + i) * columns + column;
+        part[0] = one, part[1] = two;
+      } else {
+        *reinterpret_cast<uint32_t*>(const_cast<T*>(row_of<T>(to, block_.b, block_.h, i)) + column) =
+            pack(T(), one, two);
       }
     }
   }
 
-  // Stores this warp's rows of dq, from column `begin` on, or of its part where keys are split. buffer: byte of shared
-  // memory for STAGED_BYTES.
-  template <int N>
-  TXL_DEVICE void store_dq(int buffer, const float (&dq)[N], int begin) const {
-    const int first = first_query_ + warp_ * 16, columns = static_cast<int>(p_.D) - begin;
-    if (p_.parts > 1) {
-      store_rows<float>(block_.address(buffer), dq, columns, [&](int m) {
-        const int64_t row = (block_.part * p_.B * p_.H + block_.bh()) * p_.rows + first + m;
-        return first + m < p_.L ? p_.dq_parts + row * p_.D + begin : nullptr;
-      });
-    } else {
-      store_rows<T>(block_.address(buffer), dq, columns, [&](int m) {
-        return first + m < p_.L ? const_cast<T*>(row_of<T>(p_.dq, block_.b, block_.h, first + m)) + begin : nullptr;
-      });
-    }
-  }
-
   // Writes dq, or its part where keys are split, and its sums over this warp's queries. dq: of columns begin and on.
-  // buffer: see store_dq.
   template <int N>
-  TXL_DEVICE void epilogue(float (&dq)[N], int buffer, int begin = 0) const {
+  TXL_DEVICE void epilogue(const float (&dq)[N], int begin = 0) const {
     const float scale = scale_log2(p_);
     const int first_column = begin + accumulator_column();
     const int64_t blocks = p_.rows / S::QUERIES * p_.parts;
@@ -488,10 +456,6 @@ class QueriesConsumer {
         const int i = query_ + 8 * h;
         const float one = scale * dq[n + 2 * h], two = scale * dq[n + 2 * h + 1];
         sums[0] += one, sums[1] += two;
-        if constexpr (SHORT_EDGES) {
-          dq[n + 2 * h] = one, dq[n + 2 * h + 1] = two;
-          continue;
-        }
         if (!p_.dq.data || i >= p_.L || column >= p_.D) continue;
         if (p_.parts > 1) {
           float* const to = p_.dq_parts + ((block_.part * p_.B * p_.H + block_.bh()) * p_.rows + i) * p_.D + column;
@@ -508,8 +472,6 @@ class QueriesConsumer {
       if (thread() % WARP < 4 && column < p_.D)
         p_.q_sums[sums_at * p_.D + column] = sums[0], p_.q_sums[sums_at * p_.D + column + 1] = sums[1];
     }
-    if constexpr (SHORT_EDGES)
-      if (p_.dq.data) store_dq(buffer, dq, begin);
   }
 
   const BackwardProblem& p_;

@@ -26,8 +26,7 @@ class QueriesHalvesConsumer : private QueriesConsumer<S> {
     load_operands();
     float dq[32] = {};
     if (this->block_.tiles) this->consume_tiles(range, [&] { mainloop(range, dq); });
-    // A half of the ring that the two warps with the same queries share; mainloop() ends by barriers of all.
-    this->epilogue(dq, S::skew + this->warp_ * Skew::BYTES + half_ * STAGED_BYTES, half_ * SIDE);
+    this->epilogue(dq, half_ * SIDE);
   }
 
  private:

@@ -204,10 +204,6 @@ template <int WHICH, int THREADS>
 void named_barrier_sync() {
   named_barrier(WHICH, THREADS).wait();
 }
-template <int WHICH, int THREADS>
-void named_barrier_arrive() {
-  named_barrier(WHICH, THREADS).arrive();
-}
 inline int opaque(int x) { return x; }
 inline void launch_dependent_grids() {}
 inline void wait_on_dependent_grids() {}
@@ -254,12 +250,6 @@ void store_shared_pair(uint32_t at, float x, float y) {
 template <int OFFSET = 0>
 void load_shared_pair(uint32_t at, float& x, float& y) {
   x = load_shared<OFFSET>(at), y = load_shared<OFFSET + 4>(at);
-}
-inline Chunk load_shared_chunk(uint32_t at) {
-  if (at % 16) simt::die("16 bytes of shared memory that do not start at a multiple of 16");
-  Chunk x;
-  std::memcpy(&x, simt::shared_at(at), 16);
-  return x;
 }
 template <int OFFSET>
 void store_shared_low(uint32_t at, uint32_t x) {
