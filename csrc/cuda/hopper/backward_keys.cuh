@@ -471,14 +471,15 @@ class KeysConsumer {
     }
   }
 
-  TXL_DEVICE void write(const View& to, float (&x)[S::WIDTH / 2], float scale) const {
+  TXL_DEVICE void write(const View& to, const float (&x)[S::WIDTH / 2], float scale) const {
     if (!to.data) return;
     TXL_UNROLL
-    for (int n = 0; n < S::WIDTH / 2; n += 2) {
-      const int row = first_row_ + accumulator_row(warp_) + n / 2 % 2 * 8, column = n / 4 * 8 + accumulator_column();
-      if (row >= 0 && row < rows() && column < p_.D)
-        *reinterpret_cast<uint32_t*>(const_cast<T*>(row_of<T>(to, block_.b, block_.h, row)) + column) =
-            pack(T(), x[n] * scale, x[n + 1] * scale);
+    for (int h = 0; h < 2; ++h) {
+      const int row = first_row_ + accumulator_row(warp_) + 8 * h;
+      const bool exists = row >= 0 && row < rows();
+      T* const begin = const_cast<T*>(row_of<T>(to, block_.b, block_.h, exists ? row : 0)) + accumulator_column();
+      store_row<S::WIDTH>(begin, static_cast<int>(p_.D), exists,
+                          [&](int m) { return pack(T(), x[4 * m + 2 * h] * scale, x[4 * m + 2 * h + 1] * scale); });
     }
   }
 
@@ -490,28 +491,26 @@ class KeysConsumer {
       ds_sums[h] += shuffle_xor(ds_sums[h], 2);
       ds_sums[h] *= p_.scale;
     }
-    uint32_t k[S::WIDTH / 4];
-    load_rows<T, S::WIDTH>(p_, is_memory_ ? p_.k_mem : p_.k, block_.b, block_.h, first_row_, rows(), k);
     const int64_t blocks = p_.k_parts / (S::GROUPS * WARPGROUP_WARPS);
     const int64_t part =
         ((block_.bh(block_.h) * blocks + block_x()) * S::GROUPS + warpgroup_) * WARPGROUP_WARPS + warp_;
+    const View& keys = is_memory_ ? p_.k_mem : p_.k;
+    uint32_t k[2][S::WIDTH / 8];
     TXL_UNROLL
-    for (int n = 0; n < S::WIDTH / 4; n += 2) {
-      float total[2] = {};
-      TXL_UNROLL
-      for (int h = 0; h < 2; ++h) {
-        float x[2];
-        unpack(T(), k[n + h], x);
-        if (ds_sums[h] == 0) continue;  // a key that no query sees may hold anything
-        total[0] += ds_sums[h] * x[0], total[1] += ds_sums[h] * x[1];
-      }
-      TXL_UNROLL
-      for (int step = 4; step < WARP; step *= 2)
-        total[0] += shuffle_xor(total[0], step), total[1] += shuffle_xor(total[1], step);
-      const int column = operand_column(n);
-      if (thread() % WARP < 4 && column < p_.D)
-        p_.k_sums[part * p_.D + column] = total[0], p_.k_sums[part * p_.D + column + 1] = total[1];
+    for (int h = 0; h < 2; ++h) {
+      const int row = first_row_ + accumulator_row(warp_) + 8 * h;
+      const bool is_seen = row >= 0 && row < rows() && ds_sums[h] != 0;  // what no query sees may hold anything
+      load_row<S::WIDTH>(row_of<T>(keys, block_.b, block_.h, is_seen ? row : 0) + accumulator_column(),
+                         static_cast<int>(p_.D), is_seen, [&](int m) -> uint32_t& { return k[h][m]; });
     }
+    float sums[S::WIDTH / 4];
+    TXL_UNROLL
+    for (int m = 0; m < S::WIDTH / 8; ++m) {
+      float x[2], y[2];
+      unpack(T(), k[0][m], x), unpack(T(), k[1][m], y);
+      for (int e = 0; e < 2; ++e) sums[2 * m + e] = ds_sums[0] * x[e] + ds_sums[1] * y[e];
+    }
+    store_column_sums(p_.k_sums + part * p_.D, static_cast<int>(p_.D), sums);
   }
 
   const BackwardProblem& p_;

@@ -16,36 +16,28 @@ struct ForwardEpilogue {
   // Writes out and lse; where keys are split, the weighted sums and their maximum and sum, for merge_kernel.
   TXL_DEVICE void write(const Softmax& softmax, const float (&acc_o)[S::WIDTH / 2]) const {
     const PrefillProblem& p = block.p;
-    const int D = static_cast<int>(p.D), first_column = accumulator_column();
+    const int D = static_cast<int>(p.D);
     TXL_UNROLL
     for (int h = 0; h < 2; ++h) {
       const float sum = softmax.sum(h), max = softmax.max(h);
       const int i = first_query() + accumulator_row(0) + 8 * h;
       if (i >= p.L) continue;
       const int64_t x = block.bh() * p.L + i;
+      if (p.parts > 1) {
+        float* const partial = p.partial + (x * p.parts + block.part) * p.D + accumulator_column();
+        store_float_row<S::WIDTH>(partial, D, true, [&](int m) { return acc_o + 4 * m + 2 * h; });
+        float* const sums = part_sums(p, x, block.part);
+        if (thread() % 4 == 0) sums[0] = max, sums[1] = sum;
+        continue;
+      }
       const float inverse_sum = 1 / (sum + weight_of_sink(i, max));
       const float empty = sum == 0 ? empty_output(p, block.b, i) : 0.f;
-      T* const out = const_cast<T*>(row_of<T>(p.out, block.b, block.h, i));
-      float* const partial = p.partial + (x * p.parts + block.part) * p.D;
-      TXL_UNROLL
-      for (int n = 2 * h; n < S::WIDTH / 2; n += 4) {
-        const int column = n / 4 * 8 + first_column;
-        if (column >= D) continue;
-        if (p.parts > 1) {
-          partial[column] = acc_o[n], partial[column + 1] = acc_o[n + 1];
-        } else {
-          const float low = sum == 0 ? empty : acc_o[n] * inverse_sum;
-          const float high = sum == 0 ? empty : acc_o[n + 1] * inverse_sum;
-          *reinterpret_cast<uint32_t*>(out + column) = pack(T(), low, high);
-        }
-      }
-      if (thread() % 4) continue;
-      if (p.parts > 1) {
-        float* const sums = part_sums(p, x, block.part);
-        sums[0] = max, sums[1] = sum;
-      } else if (p.lse) {
-        p.lse[x] = log_sum_exp(p, block.b, i, max, sum);
-      }
+      T* const out = const_cast<T*>(row_of<T>(p.out, block.b, block.h, i)) + accumulator_column();
+      store_row<S::WIDTH>(out, D, true, [&](int m) {
+        const float* const o = acc_o + 4 * m + 2 * h;
+        return sum == 0 ? pack(T(), empty, empty) : pack(T(), o[0] * inverse_sum, o[1] * inverse_sum);
+      });
+      if (thread() % 4 == 0 && p.lse) p.lse[x] = log_sum_exp(p, block.b, i, max, sum);
     }
   }
 

@@ -12,7 +12,9 @@ TXL_DEVICE int accumulator_row(int warp) { return warp * 16 + thread() % WARP / 
 TXL_DEVICE int accumulator_column() { return thread() % 4 * 2; }
 // The row and first column of word n of an A operand.
 TXL_DEVICE int operand_row(int n) { return accumulator_row(thread() % WARPGROUP / WARP) + 8 * (n % 2); }
-TXL_DEVICE int operand_column(int n) { return n / 4 * 16 + n / 2 % 2 * 8 + accumulator_column(); }
+TXL_DEVICE int operand_column(int n) { return n / 2 * 8 + accumulator_column(); }
+// So of each of its two rows a thread has pairs of columns, 8 apart: words 2 m + half of an A operand, and elements
+// 4 m + 2 half of an accumulator. In global memory pair m is at a fixed distance from the row's first.
 
 // The two elements of a word.
 template <class T>
@@ -34,6 +36,52 @@ constexpr float LOG2_E = 1.4426950408889634f;
 TXL_DEVICE float scale_log2(const Problem& p) { return p.scale * LOG2_E; }
 TXL_DEVICE float position_scale_log2(const Problem& p) { return p.position_scale * LOG2_E; }
 
+// Loads the pairs of columns of a row of 16 bits: word(m) gets pair m, or 0. begin: address of the first. Columns are a
+// multiple of 8.
+template <int WIDTH, class Word>
+TXL_DEVICE void load_row(const void* begin, int columns, bool exists, const Word& word) {
+  unroll<WIDTH / 8>([&](auto number) {
+    constexpr int m = decltype(number)::value;
+    word(m) = load_word<16 * m>(begin, exists && 8 * m < columns);
+  });
+}
+// Stores them: word(m) is pair m.
+template <int WIDTH, class Word>
+TXL_DEVICE void store_row(void* begin, int columns, bool exists, const Word& word) {
+  unroll<WIDTH / 8>([&](auto number) {
+    constexpr int m = decltype(number)::value;
+    store_word<16 * m>(begin, word(m), exists && 8 * m < columns);
+  });
+}
+// Stores them as floats: pair(m) points to the two of pair m.
+template <int WIDTH, class Pair>
+TXL_DEVICE void store_float_row(float* begin, int columns, bool exists, const Pair& pair) {
+  unroll<WIDTH / 8>([&](auto number) {
+    constexpr int m = decltype(number)::value;
+    const float* const x = pair(m);
+    store_pair<32 * m>(begin, x[0], x[1], exists && 8 * m < columns);
+  });
+}
+
+// Sums over a warp's rows of an accumulator. x: the sums of each pair of columns over this thread's rows. The 8 lanes
+// that have the same columns share the sums: a step exchanges halves of what is left. Writes them to row `to`.
+template <int N>
+TXL_DEVICE void store_column_sums(float* to, int columns, float (&x)[N]) {
+  int first = 0;  // of the elements that are left
+  unroll<3>([&](auto number) {
+    constexpr int step = 4 << decltype(number)::value, half = N >> (decltype(number)::value + 1);
+    const bool upper = thread() & step;
+    TXL_UNROLL
+    for (int n = 0; n < half; ++n) {
+      const float kept = upper ? x[n + half] : x[n], sent = upper ? x[n] : x[n + half];
+      x[n] = kept + shuffle_xor(sent, step);
+    }
+    first += upper ? half : 0;  // plant: column-sums
+  });
+  store_float_row<N / 2>(to + first * 4 + accumulator_column(), columns - first * 4, true,
+                         [&](int m) { return x + 2 * m; });
+}
+
 // Loads rows `first` .. + 63 of `count`, of `columns` each, as an A operand; 0 for rows and columns that do not exist.
 // All loads are issued before any is used. columns: a parameter of the kernel, by reference, which takes no register.
 template <class T, int WIDTH>
@@ -42,12 +90,9 @@ TXL_DEVICE void load_rows(const View& rows, const int64_t& columns, int64_t b, i
   TXL_UNROLL
   for (int half = 0; half < 2; ++half) {
     const int i = first + operand_row(half);
-    const bool is_row = i >= 0 && i < count;
-    const T* const row = row_of<T>(rows, b, h, is_row ? i : 0);
-    TXL_UNROLL
-    for (int n = half; n < WIDTH / 4; n += 2)
-      // plant: rows-beyond-queries
-      a[n] = load_word(row + operand_column(n), is_row && operand_column(n) < static_cast<int>(columns));
+    const bool is_row = i >= 0 && i < count;  // plant: rows-beyond-queries
+    load_row<WIDTH>(row_of<T>(rows, b, h, is_row ? i : 0) + accumulator_column(), static_cast<int>(columns), is_row,
+                    [&](int m) -> uint32_t& { return a[2 * m + half]; });
   }
 }
 template <class T, int WIDTH>
@@ -58,10 +103,8 @@ TXL_DEVICE void load_rows(const Problem& p, const View& rows, int64_t b, int64_t
 // Loads a bias [H, D]: a[n] is what is added to words 2 n and 2 n + 1 of an operand, which have the same columns.
 template <class T, int WIDTH>
 TXL_DEVICE void load_bias(const Problem& p, const View& bias, int64_t h, uint32_t (&a)[WIDTH / 8]) {
-  const T* const row = static_cast<const T*>(bias.data) + h * bias.s0;
-  TXL_UNROLL
-  for (int n = 0; n < WIDTH / 8; ++n)
-    a[n] = load_word(row + operand_column(2 * n), operand_column(2 * n) < static_cast<int>(p.D));
+  load_row<WIDTH>(static_cast<const T*>(bias.data) + h * bias.s0 + accumulator_column(), static_cast<int>(p.D), true,
+                  [&](int m) -> uint32_t& { return a[m]; });
 }
 // Adds a bias to queries, and scales the sum.
 template <class T, int WIDTH>
