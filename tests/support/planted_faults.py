@@ -99,7 +99,7 @@ BACKWARD = [
     Hopper("dr-half-barrier", None, WIDE, ""),
     Hopper("transposed-skew-buffers", ("step & 1", "step & 0"), NARROW, "race"),
     Hopper("transposed-skew-column", ("- e;", "- e + 1;"), NARROW, ""),
-    Hopper("rows-beyond-queries", (" && i < count", ""), LONG, "global memory"),
+    Hopper("rows-beyond-queries", (" && row[half] < count", ""), LONG, "global memory"),
     Hopper("columns-barrier", None, NARROW, "race"),
     Hopper("column-sums", ("half : 0", "0 : half"), NARROW, "values"),
     Hopper("first-release-of-r", ("t > begin", "t >= begin"), NARROW, ""),

@@ -224,8 +224,14 @@ class KeysConsumer {
         skew_(block.address(0), S::skew + warpgroup_ * S::SKEW_BUFFERS * SkewTransposed::BYTES, warp_) {}
 
   TXL_DEVICE void run() {
-    load_rows<T, S::WIDTH>(p_, is_memory_ ? p_.k_mem : p_.k, block_.b, block_.h, first_row_, rows(), k_);
-    load_rows<T, S::WIDTH>(p_, is_memory_ ? p_.v_mem : p_.v, block_.b, block_.h, first_row_, rows(), v_);
+    const OperandRows own(first_row_, rows());
+    const OperandWords<T> keys(is_memory_ ? p_.k_mem : p_.k, block_.b, block_.h, own);
+    const OperandWords<T> values(is_memory_ ? p_.v_mem : p_.v, block_.b, block_.h, own);
+    for_each_word<S::WIDTH>(own, p_.D, [&](auto number, int half, bool exists) {
+      constexpr int m = decltype(number)::value;
+      k_[2 * m + half] = keys.template load<m>(half, exists);
+      v_[2 * m + half] = values.template load<m>(half, exists);
+    });
     if constexpr (S::IN_SHARED) {
       store_operand<S::WIDTH>(k_, tile(S::k)), store_operand<S::WIDTH>(v_, tile(S::v));
       fence_view_async_shared();
@@ -494,20 +500,19 @@ class KeysConsumer {
     const int64_t blocks = p_.k_parts / (S::GROUPS * WARPGROUP_WARPS);
     const int64_t part =
         ((block_.bh(block_.h) * blocks + block_x()) * S::GROUPS + warpgroup_) * WARPGROUP_WARPS + warp_;
-    const View& keys = is_memory_ ? p_.k_mem : p_.k;
-    uint32_t k[2][S::WIDTH / 8];
-    TXL_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      const int row = first_row_ + accumulator_row(warp_) + 8 * h;
-      const bool is_seen = row >= 0 && row < rows() && ds_sums[h] != 0;  // what no query sees may hold anything
-      load_row<S::WIDTH>(row_of<T>(keys, block_.b, block_.h, is_seen ? row : 0) + accumulator_column(),
-                         static_cast<int>(p_.D), is_seen, [&](int m) -> uint32_t& { return k[h][m]; });
-    }
+    OperandRows seen(first_row_, rows());
+    for (int h = 0; h < 2; ++h) seen.exists[h] &= ds_sums[h] != 0;  // what no query sees may hold anything
+    const OperandWords<T> keys(is_memory_ ? p_.k_mem : p_.k, block_.b, block_.h, seen);
+    uint32_t k[S::WIDTH / 4];
+    for_each_word<S::WIDTH>(seen, p_.D, [&](auto number, int half, bool exists) {
+      constexpr int m = decltype(number)::value;
+      k[2 * m + half] = keys.template load<m>(half, exists);
+    });
     float sums[S::WIDTH / 4];
     TXL_UNROLL
     for (int m = 0; m < S::WIDTH / 8; ++m) {
       float x[2], y[2];
-      unpack(T(), k[0][m], x), unpack(T(), k[1][m], y);
+      unpack(T(), k[2 * m], x), unpack(T(), k[2 * m + 1], y);
       for (int e = 0; e < 2; ++e) sums[2 * m + e] = ds_sums[0] * x[e] + ds_sums[1] * y[e];
     }
     store_column_sums(p_.k_sums + part * p_.D, static_cast<int>(p_.D), sums);

@@ -90,15 +90,16 @@ class ForwardConsumer {
 
   // Writes q + u to registers and q + w to shared memory.
   TXL_DEVICE void load_q() {
-    const int first = block_.first_query + warpgroup_ * SIDE;
+    const OperandRows rows(block_.first_query + warpgroup_ * SIDE, block_.p.L);
+    const auto nothing = [](auto, int, bool) {};
     uint32_t position[(S::HAS_Q_POS ? NARROW : S::WIDTH) / 4];
     if constexpr (S::HAS_Q_POS) {
-      load_queries_and_positions<T, S::WIDTH>(block_.p, block_.b, block_.h, first, position, q_content_);
+      load_queries_and_positions<T, S::WIDTH>(block_.p, block_.b, block_.h, rows, position, q_content_, nothing);
       store_narrow_operand(position, q_position_address());
       fence_view_async_shared();  // plant: narrow-position-fence
       sync_warpgroup(warpgroup_);
     } else {
-      load_queries<T, S::WIDTH>(block_.p, block_.b, block_.h, first, position, q_content_);
+      load_queries<T, S::WIDTH>(block_.p, block_.b, block_.h, rows, position, q_content_, nothing);
       store_operand<S::WIDTH>(position, q_position_address());
       fence_view_async_shared();   // plant: position-fence
       sync_warpgroup(warpgroup_);  // plant: position-barrier

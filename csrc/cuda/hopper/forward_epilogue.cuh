@@ -31,13 +31,17 @@ struct ForwardEpilogue {
         continue;
       }
       const float inverse_sum = 1 / (sum + weight_of_sink(i, max));
-      const float empty = sum == 0 ? empty_output(p, block.b, i) : 0.f;
+      // Without weights: 0 and -inf for a query that sees no key, NaN if all its scores are -inf or its bounds are
+      // invalid.
+      const int at = i - block.first_query, low = block.key_bounds[at], high = block.key_bounds[S::QUERIES + at];
+      const float empty = low < high || high == INVALID_BOUNDS ? NAN : 0.f;
       T* const out = const_cast<T*>(row_of<T>(p.out, block.b, block.h, i)) + accumulator_column();
       store_row<S::WIDTH>(out, D, true, [&](int m) {
         const float* const o = acc_o + 4 * m + 2 * h;
         return sum == 0 ? pack(T(), empty, empty) : pack(T(), o[0] * inverse_sum, o[1] * inverse_sum);
       });
-      if (thread() % 4 == 0 && p.lse) p.lse[x] = log_sum_exp(p, block.b, i, max, sum);
+      if (thread() % 4 == 0 && p.lse)
+        p.lse[x] = sum != 0 ? log_sum_exp(p, block.b, i, max, sum) : high == INVALID_BOUNDS ? NAN : -INFINITY;
     }
   }
 

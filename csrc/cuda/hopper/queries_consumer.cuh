@@ -143,16 +143,12 @@ class QueriesConsumer {
   // Loads the operands of products; writes what backward_keys_kernel reads of these queries; clears the ring of dS.
   TXL_DEVICE void load_operands() {
     if constexpr (S::HAS_Q_POS) return load_operands_with_q_pos();
-    load_queries<T, S::WIDTH>(p_, block_.b, block_.h, first_query_, q_position_, q_content_);
-    load_rows<T, S::WIDTH>(p_, p_.dout, block_.b, block_.h, first_query_, p_.L, dout_);
-    clear_empty_queries(q_position_), clear_empty_queries(q_content_), clear_empty_queries(dout_);
+    load_rows(q_position_);
     store_operand<S::WIDTH>(q_position_, tile(S::q_position));
     if constexpr (S::IN_SHARED) {
       store_operand<S::WIDTH>(q_content_, tile(S::q_content));
       store_operand<S::WIDTH>(dout_, tile(S::dout));
     }
-    float share[2];
-    compute_stats(share);
     if (block_.part == 0)
       write_queries<S::WIDTH>(p_.q_content, p_.D, q_content_),
           write_queries<S::WIDTH>(p_.q_position, p_.D, q_position_);
@@ -166,12 +162,9 @@ class QueriesConsumer {
   // The same with position queries. dout is multiplied by the keys' share beside the sink.
   TXL_DEVICE void load_operands_with_q_pos() {
     uint32_t position[NARROW / 4];
-    load_queries_and_positions<T, S::WIDTH>(p_, block_.b, block_.h, first_query_, position, q_content_);
-    load_rows<T, S::WIDTH>(p_, p_.dout, block_.b, block_.h, first_query_, p_.L, dout_);
-    clear_empty_queries(position), clear_empty_queries(q_content_), clear_empty_queries(dout_);
-    store_narrow_operand(position, block_.address(S::q_position + warpgroup_ * S::R_TILE_BYTES));
     float share[2];
-    compute_stats(share);
+    load_rows(position, share);
+    store_narrow_operand(position, block_.address(S::q_position + warpgroup_ * S::R_TILE_BYTES));
     TXL_UNROLL
     for (int n = 0; n < S::WIDTH / 4; ++n) {
       float x[2];
@@ -204,19 +197,34 @@ class QueriesConsumer {
     return share;
   }
 
-  // Rows of queries that see no key may hold anything, and meet a dS of 0.
+  // Loads q + w, q + u and dout, and computes statistics. Rows of queries that see no key may hold anything, and meet a
+  // dS of 0: they become 0.
   template <int WORDS>
-  TXL_DEVICE void clear_empty_queries(uint32_t (&a)[WORDS]) const {
-    const bool sees[2] = {low(0) < high(0), low(1) < high(1)};
-    TXL_UNROLL
-    for (int n = 0; n < WORDS; ++n) a[n] = sees[n % 2] ? a[n] : 0;
+  TXL_DEVICE void load_rows(uint32_t (&position)[WORDS], float (&share)[2]) {
+    OperandRows rows(first_query_, p_.L);
+    for (int h = 0; h < 2; ++h) rows.exists[h] = low(h) < high(h);
+    const OperandWords<T> dout(p_.dout, block_.b, block_.h, rows), out(p_.out, block_.b, block_.h, rows);
+    uint32_t out_words[S::WIDTH / 4];
+    const auto beside = [&](auto number, int half, bool exists) {
+      constexpr int m = decltype(number)::value;
+      dout_[2 * m + half] = dout.template load<m>(half, exists);
+      out_words[2 * m + half] = out.template load<m>(half, exists);
+    };
+    if constexpr (WORDS == NARROW / 4) {
+      load_queries_and_positions<T, S::WIDTH>(p_, block_.b, block_.h, rows, position, q_content_, beside);
+    } else {
+      load_queries<T, S::WIDTH>(p_, block_.b, block_.h, rows, position, q_content_, beside);
+    }
+    compute_stats(out_words, share);
+  }
+  TXL_DEVICE void load_rows(uint32_t (&position)[S::WIDTH / 4]) {
+    float share[2];
+    load_rows(position, share);
   }
 
   // delta = share dout . out - dlse, and lse in base 2. share: of the keys beside the sink, 1 without.
-  TXL_DEVICE void compute_stats(float (&share)[2]) {
+  TXL_DEVICE void compute_stats(const uint32_t (&out)[S::WIDTH / 4], float (&share)[2]) {
     float delta[2] = {};
-    uint32_t out[S::WIDTH / 4];
-    load_rows<T, S::WIDTH>(p_, p_.out, block_.b, block_.h, first_query_, p_.L, out);
     TXL_UNROLL
     for (int n = 0; n < S::WIDTH / 4; ++n) {
       float x[2], y[2];

@@ -35,13 +35,8 @@ class QueriesHalvesConsumer : private QueriesConsumer<S> {
   TXL_DEVICE void load_operands() {
     const QueryBlock<S>& block = this->block_;
     uint32_t q_position[S::WIDTH / 4];
-    load_queries<T, S::WIDTH>(this->p_, block.b, block.h, this->first_query_, q_position, this->q_content_);
-    load_rows<T, S::WIDTH>(this->p_, this->p_.dout, block.b, block.h, this->first_query_, this->p_.L, this->dout_);
-    this->clear_empty_queries(q_position), this->clear_empty_queries(this->q_content_);
-    this->clear_empty_queries(this->dout_);
+    this->load_rows(q_position);
     if (half_ == 0) store_operand<S::WIDTH>(q_position, block.address(S::q_position));
-    float share[2];
-    this->compute_stats(share);
     if (block.part == 0) {
       if (half_ == 0) this->template write_queries<S::WIDTH>(this->p_.q_content, this->p_.D, this->q_content_);
       if (half_ == 1) this->template write_queries<S::WIDTH>(this->p_.q_position, this->p_.D, q_position);
