@@ -101,7 +101,7 @@ BACKWARD = [
     Hopper("transposed-skew-column", ("- e;", "- e + 1;"), NARROW, ""),
     Hopper("rows-beyond-queries", (" && row[half] < count", ""), LONG, "global memory"),
     Hopper("columns-barrier", None, NARROW, "race"),
-    Hopper("column-sums", ("half : 0", "0 : half"), NARROW, "values"),
+    Hopper("column-sums", ("half : 0", "half : half"), NARROW, "values"),
     Hopper("first-release-of-r", ("t > begin", "t >= begin"), NARROW, ""),
     Hopper("tiles-of-the-table-by-keys", ("+ 1;", "- 1;"), POSITIONS, ""),
     Hopper("narrow-operands-fence", None, POSITIONS, "fence.proxy.async"),
