@@ -7,10 +7,9 @@ WHEELS_VENV ?= .venv-wheels
 PEERS ?= .peers
 EXTRAS ?= test
 # Of the machine with the rented GPU.
-GPU_TRITON ?= 3.6.0
 GPU_PYTHON ?= python3.12
 # Macros of csrc/cuda/hopper/config.cuh whose instances it times against the default.
-VARIANTS ?= TXL_SECOND_GENERATION TXL_TWO_WARPGROUPS TXL_SHORT_EDGES TXL_PERSISTENT TXL_ORDERED_EXPONENTIALS
+VARIANTS ?= TXL_TWO_WARPGROUPS
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -type f)
 PARALLEL := -n auto
@@ -46,39 +45,31 @@ $(PEERS)/installed: tests/integrations/peers.txt | $(VENV)/installed
 aot: $(VENV)/installed ## compile the GPU kernels without a GPU; compare with tools/machine_code.json
 	$(BIN)/python tools/machine_code.py
 
-gpu-kit: gpu-kit/site gpu-kit/triton/triton-key ## what a rented GPU needs for tools/gpu_steps.py, in gpu-kit/; no GPU needed
+gpu-kit: gpu-kit/site ## what a rented GPU needs for tools/gpu_steps.py, in gpu-kit/; no GPU needed
 	git describe --always --dirty --abbrev=10 --exclude '*' > gpu-kit/commit
-	$(MAKE) gpu-kit/native $(VARIANTS:%=gpu-kit/variants/%) || echo "no compiled modules"
+	$(MAKE) $(foreach build,default $(VARIANTS),gpu-kit/builds/$(build) gpu-kit/tested/$(build)) || echo "no compiled modules"
 	du -sh gpu-kit/*
 
 # Only pure Python: the device's may be another.
 gpu-kit/site: | $(VENV)/installed
 	$(BIN)/pip install -q --no-deps --target $@ pytest-timeout pytest-xdist execnet pytest-benchmark py-cpuinfo
 
-build/gpu-kit/triton-$(GPU_TRITON): | $(VENV)/installed
-	$(BIN)/pip install -q --no-deps --target $@ triton==$(GPU_TRITON)
-
-# A kernel's list of its files holds paths from here, where tools/gpu_steps.py finds them. Two of the variables are part
-# of a kernel's name, as they are there; without information on lines a kernel has a quarter of the size.
-gpu-kit/triton/triton-key: $(shell find txl_kernels/backends/triton -name '*.py') tools/gpu_kernels.py tools/gpu_steps.py | build/gpu-kit/triton-$(GPU_TRITON)
-	rm -rf $(@D)
-	PYTHONPATH=build/gpu-kit/triton-$(GPU_TRITON):.:tools:benchmarks TRITON_DEFAULT_FP_FUSION=1 TRITON_DISABLE_LINE_INFO=1 \
-		TRITON_STORE_BINARY_ONLY=1 TRITON_CACHE_DIR=$(@D) GPU_PYTHON="$$(command -v $(GPU_PYTHON))" $(BIN)/python tools/gpu_kernels.py fill
-
-# gpu-kit/variants/MACRO: with the instances that MACRO chooses in csrc/cuda/hopper/config.cuh, which no device has timed.
+# `default`, or with the instances that a macro chooses in csrc/cuda/hopper/config.cuh, which no device has timed. Those
+# of gpu-kit/tested end a wait of two billion clocks, about a second, with an error.
 define build_for_gpu
 	rm -rf $@ build/$@
-	TXL_KERNELS_CUDA=on CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=90a-real $(CUDA_FLAGS)" $(GPU_PYTHON) -m pip wheel -q --no-deps -w build/$@ .
+	TXL_KERNELS_CUDA=on CMAKE_ARGS="-DCMAKE_CUDA_ARCHITECTURES=90a-real -DCMAKE_CUDA_FLAGS=$(patsubst %,-D%,$(filter TXL_%,$*)) $(CLOCK_LIMIT)" \
+		$(GPU_PYTHON) -m pip wheel -q --no-deps -w build/$@ .
 	$(GPU_PYTHON) -m zipfile -e build/$@/*.whl build/$@/files
 	mkdir -p $@
 	cp build/$@/files/txl_kernels/*.so $@
 endef
 
-gpu-kit/native: $(SOURCES) CMakeLists.txt setup.py
+gpu-kit/builds/%: $(SOURCES) CMakeLists.txt setup.py
 	$(build_for_gpu)
 
-gpu-kit/variants/%: CUDA_FLAGS = -DCMAKE_CUDA_FLAGS=-D$*
-gpu-kit/variants/%: $(SOURCES) CMakeLists.txt setup.py
+gpu-kit/tested/%: CLOCK_LIMIT = -DTXL_CLOCK_LIMIT=2000000000
+gpu-kit/tested/%: $(SOURCES) CMakeLists.txt setup.py
 	$(build_for_gpu)
 
 bench: $(VENV)/installed ## every benchmark

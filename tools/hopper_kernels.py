@@ -25,7 +25,7 @@ def instance(mangled: str) -> Instance | None:
 
     forward_kernel<ForwardShape<Bf16, 64, 3, ..>> -> forward, bf16, width 64, 3 groups
     """
-    pattern = r"(?:\d|persistent_)(forward|backward_queries|backward_keys)_kernel.*?(Bf16|F16)ELi(\d+)ELi(\d+)E"
+    pattern = r"\d(forward|backward_queries|backward_keys)_kernel.*?(Bf16|F16)ELi(\d+)ELi(\d+)E"
     found = re.search(pattern, mangled)
     if found is None:
         return None

@@ -28,6 +28,7 @@ os.environ.pop("TRITON_INTERPRET", None)  # kernels are not compiled if it is se
 sys.path.append(str(Path(__file__).parents[1] / "tests/support"))
 
 import hopper_kernels
+import networkx
 import torch
 import triton
 from cases import BIAS_ALONE, NO_BIASES, Case, as_call, make_inputs
@@ -93,7 +94,7 @@ VARIANTS = (
         ("backward_queries", "backward_table"),
         same_bits=True,
     ),
-    Variant(case("bf16 D128", 128), (80, 90, "gfx942", "gfx1100", "gfx1201")),
+    Variant(case("bf16 D128", 128), (80, 89, 90, 120, "gfx942", "gfx1100", "gfx1201")),
     Variant(case("bf16 D256", 256)),
     Variant(case("fp32 D64", 64), (80, "gfx942", "gfx1100"), dtype=torch.float32),
     Variant(case("tf32 D64", 64), (90,), dtype=torch.float32, precision="high"),
@@ -252,8 +253,9 @@ def inner_loops(sass: str, architecture: int) -> list[list[str]]:
     for at, text in enumerate(code):
         m = re.search(r"BRA\S*\s.*?(\.L_x_\d+)", text)
         # From sm_90 on, code that waits for barriers is placed at the end and jumps back
-        # unconditionally.
-        if m and labels.get(m[1], at + 1) <= at and (architecture < 90 or text.startswith("@")):
+        # unconditionally; from sm_100 on the condition may be an operand.
+        conditional = re.match(r"@|BRA\S* !?U?P\d", text)
+        if m and labels.get(m[1], at + 1) <= at and (architecture < 90 or conditional):
             loops.append((labels[m[1]], at))
     loops = [(a, b) for a, b in loops if any("MMA" in x or "FFMA" in x for x in code[a : b + 1])]
     return [code[a : b + 1] for a, b in innermost(loops)]
@@ -325,7 +327,7 @@ def _by_kernel(text: str) -> dict[str, str]:
 def measure_cuda(binary: Path) -> dict[str, Figures]:
     """Return for each kernel: registers, spill (bytes of stack), instructions, wide (number of
     128-bit loads), ahead (those before the first barrier), trips (round trips to global memory, see
-    `trips`)."""
+    `trips`); where there are products also once (instructions outside of loops)."""
     usage, sass = (_by_kernel(_output("cuobjdump", option, binary)) for option in ("-res-usage", "-sass"))
     if not usage or usage.keys() != sass.keys():
         raise RuntimeError(f"cuobjdump found no kernels in {binary}, or not the same ones twice")
@@ -350,6 +352,7 @@ def measure_cuda(binary: Path) -> dict[str, Figures]:
         }
         if products:
             found[name] |= {"products": len(products), "waits": sum("gsb0" in x for x in products)}
+            found[name] |= {"once": outside_of_loops({int(at, 16): x for at, x in placed})}
         hopper = hopper_kernels.instance(sass[name].partition("\n")[0])
         found[name] |= _redistributed({int(at, 16): x for at, x in placed}, 0 if hopper is None else hopper.groups)
     return found
@@ -392,22 +395,30 @@ def _redistributed(code: dict[int, str], groups: int) -> dict[str, int]:
 
 def reached(code: dict[int, str], start: int) -> set[int]:
     """Return the addresses of the instructions that can run after the one at `start`."""
-    places = sorted(code)
-    following = dict(itertools.pairwise(places))
-    found, left = set(), [start]
-    while left:
-        at = left.pop()
-        if at in found or at not in code:
-            continue
-        found.add(at)
-        text = code[at]
-        if re.match(r"(@!?U?P\w+ )?(BRX|JMX|RET)", text):
-            raise RuntimeError(f"the target of {text} is not known")
-        if re.search(r"\b(BRA|CALL|WARPSYNC\.COLLECTIVE|BSSY)", text):
-            left += [int(x, 16) for x in re.findall(r"\b0x[0-9a-f]+\b", text)]
-        if not re.match(r"(EXIT|BRA 0x)", text):
-            left.append(following.get(at, -1))
+    found: set[int] = {start} | networkx.descendants(flow(code), start)
+    for at in found:
+        if re.match(r"(@!?U?P\w+ )?(BRX|JMX|RET)", code[at]):
+            raise RuntimeError(f"the target of {code[at]} is not known")
     return found
+
+
+def flow(code: dict[int, str]) -> networkx.DiGraph:
+    """Return a graph with an edge from each address to those of instructions that can run next."""
+    following = dict(itertools.pairwise(sorted(code)))
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(code)
+    for at, text in code.items():
+        targets = [] if re.match(r"(EXIT|BRA 0x|RET)", text) else [following.get(at, -1)]
+        if re.search(r"\b(BRA|CALL|WARPSYNC\.COLLECTIVE|BSSY)", text):
+            targets += [int(x, 16) for x in re.findall(r"\b0x[0-9a-f]+\b", text)]
+        graph.add_edges_from((at, x) for x in targets if x in code)
+    return graph
+
+
+def outside_of_loops(code: dict[int, str]) -> int:
+    """Return the number of instructions that run at most once in a thread."""
+    components = networkx.strongly_connected_components(flow(code))
+    return len(code) - sum(len(x) for x in components if len(x) > 1)
 
 
 def blocks(kernel: Figures) -> int:
@@ -453,10 +464,10 @@ def complaints(name: str, now: Figures, before: Figures | None) -> list[str]:
     if now["spill"] > (before or {"spill": 0})["spill"]:
         unit = "registers" if " gfx" in name else "bytes"
         found.append(f"spills {now['spill']} {unit}, before {(before or {'spill': 0})['spill']}")
-    for key in ("loop", "instructions"):
+    for key, where in (("loop", " in the inner loop"), ("instructions", ""), ("once", " outside of loops")):
         # a loop of 0: none was found in the machine code
         if before is not None and before.get(key) and now[key] > GROWTH * before[key]:
-            found.append(f"{now[key]} instructions{' in the inner loop' * (key == 'loop')}, before {before[key]}")
+            found.append(f"{now[key]} instructions{where}, before {before[key]}")
     return found
 
 

@@ -23,7 +23,6 @@ POSITIONS = Case(
     "positions", B=1, H=4, Hkv=2, L=130, M=250, D=64, Dp=16, T=100, zero_row=0, outside="zero", sink="H", **NO_BIASES
 )
 SINKS = POSITIONS.but("sinks", L=70, M=10, window=3)  # with much of the weight
-MANY = Case("many", B=1, H=3, L=200, M=64, D=64)  # two blocks of queries a head
 PARTS = Case("parts", L=130, M=500, D=64, B=3, H=1)  # three of each block on five multiprocessors
 MASKED = Case("masked", B=1, H=1, L=64, M=40, D=64)  # rows of the first tile that do not exist
 
@@ -76,7 +75,7 @@ BACKWARD = [
     Hopper("distances-barrier", None, NARROW, "race"),
     Hopper("distances-fence", None, NARROW, "fence.proxy.async"),
     Hopper("operand-read", 3, NARROW, "a register is read that an asynchronous product still reads"),
-    Hopper("tile-scores-wait", ("0 : 2", "0 : 3"), NARROW, "waited"),
+    Hopper("tile-scores-wait", ("<2>", "<3>"), NARROW, "waited"),
     Hopper("distances-wait", ("<0>", "<1>"), NARROW, "still read"),
     Hopper("next-scores-wait", None, NARROW, "waited"),
     Hopper("early-release-of-r", ("advance", "consumer_release"), NARROW, ""),
@@ -100,8 +99,10 @@ BACKWARD = [
     Hopper("dr-half-barrier", None, WIDE, ""),
     Hopper("transposed-skew-buffers", ("step & 1", "step & 0"), NARROW, "race"),
     Hopper("transposed-skew-column", ("- e;", "- e + 1;"), NARROW, ""),
-    Hopper("rows-beyond-queries", ("(n), is_row &&", "(n) + (is_row ? 0 : i * rows.s2),"), LONG, "global memory"),
+    Hopper("rows-beyond-queries", (" && row[half] < count", ""), LONG, "global memory"),
     Hopper("columns-barrier", None, NARROW, "race"),
+    Hopper("column-sums", ("half : 0", "half : half"), NARROW, "values"),
+    Hopper("first-release-of-r", ("t > begin", "t >= begin"), NARROW, ""),
     Hopper("tiles-of-the-table-by-keys", ("+ 1;", "- 1;"), POSITIONS, ""),
     Hopper("narrow-operands-fence", None, POSITIONS, "fence.proxy.async"),
     Hopper("plain-tile-wait", None, POSITIONS, "waited"),
@@ -125,43 +126,22 @@ TWO_WARPGROUPS = [
     Hopper("halves-operands-fence", None, WIDE, "fence.proxy.async"),
     Hopper("halves-operands-barrier", None, WIDE, ""),
     Hopper("halves-skew-barrier", None, WIDE, "race"),
-    Hopper("halves-scores-wait", ("0 : 2", "0 : 3"), WIDE, "waited"),
+    Hopper("halves-scores-wait", ("<2>", "<3>"), WIDE, "waited"),
     Hopper("halves-distances-wait", ("<0>", "<1>"), WIDE, ""),
     Hopper("halves-distances-barrier", None, WIDE, "race"),
     Hopper("halves-distances-fence", None, WIDE, "fence.proxy.async"),
     Hopper("halves-whole-barrier", None, WIDE, ""),
     Hopper("halves-next-scores-wait", None, WIDE, "waited"),
 ]
-EARLY_START = [
-    Hopper("early-keys", None, NARROW, "without griddepcontrol.wait"),
-    Hopper("early-finish", None, WIDE, "without griddepcontrol.wait"),
-    Hopper("early-merge", None, PARTS, "without griddepcontrol.wait"),
-]
-SHORT_EDGES = [
-    Hopper("staged-rows-barrier", None, NARROW, "race"),
-    Hopper("staged-keys-barrier", None, NARROW, "race"),
-    Hopper("first-positions-wait", None, NARROW, "waited"),
-    Hopper("first-distances-wait", None, NARROW, "waited"),
-]
-PERSISTENT = [
-    Hopper("item-arrivals", ("READERS", "1"), MANY, ""),
-    Hopper("item-bounds-barrier", None, MANY, "race"),
-    Hopper("item-bounds-wait", None, MANY, ""),
-    Hopper("item-release-barrier", None, MANY, ""),
-    Hopper("next-positions-barrier", None, MANY, "race"),
-    Hopper("later-items-stage", ("m % ItemBounds<S>::STAGES", "0"), MANY, ""),
-]
-ORDERED_EXPONENTIALS = [
-    Hopper("turn-wait", None, NARROW, "arrives twice"),
-    Hopper("turn-end", None, NARROW, "wait for ever"),
-]
-# By the macro of instances that no device has timed: the sources of the kernels, and faults.
-VARIANTS = {
-    "TXL_TWO_WARPGROUPS": ("backward", TWO_WARPGROUPS),
-    "TXL_EARLY_START": ("*", EARLY_START),
-    "TXL_SHORT_EDGES": ("*", SHORT_EDGES),
-    "TXL_PERSISTENT": ("forward", PERSISTENT),
-    "TXL_ORDERED_EXPONENTIALS": ("forward", ORDERED_EXPONENTIALS),
+# Of the instances that VARIANT chooses, by the sources of the kernels.
+VARIANT = "TXL_TWO_WARPGROUPS"
+OF_VARIANT = {
+    "backward": [
+        *TWO_WARPGROUPS,
+        Hopper("early-keys", None, NARROW, "without griddepcontrol.wait"),
+        Hopper("early-finish", None, WIDE, "without griddepcontrol.wait"),
+    ],
+    "forward": [Hopper("early-merge", None, PARTS, "without griddepcontrol.wait")],
 }
 # In the decode kernels, with what the SIMT emulation prints: shuffles with too few steps, half of
 # the values lost, wrong partners; sinks, rows of r and queries of the wrong head; lanes that

@@ -20,6 +20,7 @@ NEEDS_NVCC = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc
 TRITON = {"tile": [64, 64, 4, 2], "spill": 0, "shared": 90000, "serialised": [], "loop": 600}
 PART = {"registers": 104, "spill": 0, "shared": 0, "instructions": 2400, "wide": 24, "ahead": 12, "trips": 5}
 HOPPER = PART | {"registers": 168, "keeps": 24, "takes": 240, "groups": 2, "used": 22, "products": 32, "waits": 8}
+HOPPER |= {"once": 1600}
 AMD = {"tile": [64, 64, 4, 1], "registers": 221, "spill": 0, "shared": 16384, "loop": 600, "products": 24}
 NAMES = {
     "forward gfx942 bf16 D64": AMD, "forward gfx942 fp32 D64": AMD, "forward gfx950 bf16 D64": AMD,
@@ -57,6 +58,7 @@ NAMES = {
     ("sm_90 hopper forward bf16 width 64", {"keeps": 32}, "request 512 registers per thread of the 504"),
     ("sm_90 hopper forward bf16 width 64", {"used": 25}, "register 24 is used where 24 were kept"),
     ("sm_90 hopper forward bf16 width 64", {"waits": 32}, "serialised"),
+    ("sm_90 hopper forward bf16 width 64", {"once": 1700}, "1700 instructions outside of loops, before 1600"),
 ], ids=str)  # fmt: skip
 def test_complaints(name: str, change: dict[str, Any], message: str | None) -> None:
     found = machine_code.complaints(name, NAMES[name] | change, NAMES[name])
@@ -78,6 +80,33 @@ def test_kernels_and_table_differ(
     assert machine_code.compare("Triton 4.0", {new: kernel}, {new}, update=False, show=False) == 1
     assert machine_code.compare("nvcc 14.0", {new: kernel}, {new}, update=False, show=False) == 0
     assert json.loads((tmp_path / "table.json").read_text()) == {"Triton 3.9": {new: kernel}}
+
+
+@pytest.mark.parametrize(("branch", "architecture", "found"), [
+    ("@P0 BRA `(.L_x_0)", 80, 1), ("BRA `(.L_x_0)", 80, 1), ("@!P1 BRA P2, `(.L_x_0)", 90, 1), ("BRA `(.L_x_0)", 90, 0),
+    ("BRA.U UP0, `(.L_x_0)", 120, 1), ("BRA.U !UP0, `(.L_x_0)", 120, 1), ("BRA `(.L_x_0)", 120, 0),
+], ids=str)  # fmt: skip
+def test_inner_loops(branch: str, architecture: int, found: int) -> None:
+    """Loops of machine code as nvdisasm prints it; from sm_100 on a condition may be an operand."""
+    code = ["S2R R0, SR_TID.X", "HMMA.16816.F32.BF16 R4, R8, R12, R4", branch, "EXIT"]
+    lines = [f"        /*{16 * n:04x}*/                   {x};" for n, x in enumerate(code)]
+    loops = machine_code.inner_loops("\n".join([lines[0], ".L_x_0:", *lines[1:]]), architecture)
+    assert loops == [code[1:3]] * found
+
+
+def test_instructions_outside_of_loops() -> None:
+    """A loop from 0x20 to 0x40, which waits at 0x60, behind the end, and jumps back."""
+    texts = [
+        "S2R R0",
+        "@P1 BRA 0x50",
+        "SYNCS.PHASECHK P0",
+        "@!P0 BRA 0x60",
+        "@P2 BRA 0x20",
+        "EXIT",
+        "NANOSLEEP",
+        "BRA 0x20",
+    ]
+    assert machine_code.outside_of_loops({16 * n: x for n, x in enumerate(texts)}) == 3
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@
 #include "fragments.cuh"
 #include "key_bounds.cuh"
 #include "softmax.cuh"
-#include "store_rows.cuh"
 
 namespace txl_cuda {
 
@@ -225,8 +224,14 @@ class KeysConsumer {
         skew_(block.address(0), S::skew + warpgroup_ * S::SKEW_BUFFERS * SkewTransposed::BYTES, warp_) {}
 
   TXL_DEVICE void run() {
-    load_rows<T, S::WIDTH>(p_, is_memory_ ? p_.k_mem : p_.k, block_.b, block_.h, first_row_, rows(), k_);
-    load_rows<T, S::WIDTH>(p_, is_memory_ ? p_.v_mem : p_.v, block_.b, block_.h, first_row_, rows(), v_);
+    const OperandRows own(first_row_, rows());
+    const OperandWords<T> keys(is_memory_ ? p_.k_mem : p_.k, block_.b, block_.h, own);
+    const OperandWords<T> values(is_memory_ ? p_.v_mem : p_.v, block_.b, block_.h, own);
+    for_each_word<S::WIDTH>(own, p_.D, [&](auto number, int half, bool exists) {
+      constexpr int m = decltype(number)::value;
+      k_[2 * m + half] = keys.template load<m>(half, exists);
+      v_[2 * m + half] = values.template load<m>(half, exists);
+    });
     if constexpr (S::IN_SHARED) {
       store_operand<S::WIDTH>(k_, tile(S::k)), store_operand<S::WIDTH>(v_, tile(S::v));
       fence_view_async_shared();
@@ -243,8 +248,6 @@ class KeysConsumer {
       for (int t = 0; t < block_.steps; ++t) step(t, block_.h, dk, dv, ds_sums);
       for (int j = block_.steps - 1 - warpgroup_; j < block_.steps; ++j) r_below_.skip();
     }
-    if constexpr (SHORT_EDGES)
-      sync_warpgroup(warpgroup_);  // all have loaded the last scores; plant: staged-keys-barrier
     write(is_memory_ ? p_.dk_mem : p_.dk, dk, 0.6931471805599453f);  // queries are scaled in base 2
     write(is_memory_ ? p_.dv_mem : p_.dv, dv, 1);
     if (p_.k_sums) write_sums(ds_sums);
@@ -474,25 +477,15 @@ class KeysConsumer {
     }
   }
 
-  TXL_DEVICE void write(const View& to, float (&x)[S::WIDTH / 2], float scale) const {
+  TXL_DEVICE void write(const View& to, const float (&x)[S::WIDTH / 2], float scale) const {
     if (!to.data) return;
-    if constexpr (SHORT_EDGES) {
-      TXL_UNROLL
-      for (int n = 0; n < S::WIDTH / 2; ++n) x[n] *= scale;
-      const int first_row = first_row_ + warp_ * 16;
-      const uint32_t buffer = block_.address(S::skew + warpgroup_ * S::SKEW_BUFFERS * SkewTransposed::BYTES);
-      store_rows<T>(buffer + static_cast<uint32_t>(warp_ * STAGED_BYTES), x, static_cast<int>(p_.D), [&](int m) {
-        const int row = first_row + m;
-        return row >= 0 && row < rows() ? const_cast<T*>(row_of<T>(to, block_.b, block_.h, row)) : nullptr;
-      });
-    } else {
-      TXL_UNROLL
-      for (int n = 0; n < S::WIDTH / 2; n += 2) {
-        const int row = first_row_ + accumulator_row(warp_) + n / 2 % 2 * 8, column = n / 4 * 8 + accumulator_column();
-        if (row >= 0 && row < rows() && column < p_.D)
-          *reinterpret_cast<uint32_t*>(const_cast<T*>(row_of<T>(to, block_.b, block_.h, row)) + column) =
-              pack(T(), x[n] * scale, x[n + 1] * scale);
-      }
+    TXL_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      const int row = first_row_ + accumulator_row(warp_) + 8 * h;
+      const bool exists = row >= 0 && row < rows();
+      T* const begin = const_cast<T*>(row_of<T>(to, block_.b, block_.h, exists ? row : 0)) + accumulator_column();
+      store_row<S::WIDTH>(begin, static_cast<int>(p_.D), exists,
+                          [&](int m) { return pack(T(), x[4 * m + 2 * h] * scale, x[4 * m + 2 * h + 1] * scale); });
     }
   }
 
@@ -504,28 +497,25 @@ class KeysConsumer {
       ds_sums[h] += shuffle_xor(ds_sums[h], 2);
       ds_sums[h] *= p_.scale;
     }
-    uint32_t k[S::WIDTH / 4];
-    load_rows<T, S::WIDTH>(p_, is_memory_ ? p_.k_mem : p_.k, block_.b, block_.h, first_row_, rows(), k);
     const int64_t blocks = p_.k_parts / (S::GROUPS * WARPGROUP_WARPS);
     const int64_t part =
         ((block_.bh(block_.h) * blocks + block_x()) * S::GROUPS + warpgroup_) * WARPGROUP_WARPS + warp_;
+    OperandRows seen(first_row_, rows());
+    for (int h = 0; h < 2; ++h) seen.exists[h] &= ds_sums[h] != 0;  // what no query sees may hold anything
+    const OperandWords<T> keys(is_memory_ ? p_.k_mem : p_.k, block_.b, block_.h, seen);
+    uint32_t k[S::WIDTH / 4];
+    for_each_word<S::WIDTH>(seen, p_.D, [&](auto number, int half, bool exists) {
+      constexpr int m = decltype(number)::value;
+      k[2 * m + half] = keys.template load<m>(half, exists);
+    });
+    float sums[S::WIDTH / 4];
     TXL_UNROLL
-    for (int n = 0; n < S::WIDTH / 4; n += 2) {
-      float total[2] = {};
-      TXL_UNROLL
-      for (int h = 0; h < 2; ++h) {
-        float x[2];
-        unpack(T(), k[n + h], x);
-        if (ds_sums[h] == 0) continue;  // a key that no query sees may hold anything
-        total[0] += ds_sums[h] * x[0], total[1] += ds_sums[h] * x[1];
-      }
-      TXL_UNROLL
-      for (int step = 4; step < WARP; step *= 2)
-        total[0] += shuffle_xor(total[0], step), total[1] += shuffle_xor(total[1], step);
-      const int column = operand_column(n);
-      if (thread() % WARP < 4 && column < p_.D)
-        p_.k_sums[part * p_.D + column] = total[0], p_.k_sums[part * p_.D + column + 1] = total[1];
+    for (int m = 0; m < S::WIDTH / 8; ++m) {
+      float x[2], y[2];
+      unpack(T(), k[2 * m], x), unpack(T(), k[2 * m + 1], y);
+      for (int e = 0; e < 2; ++e) sums[2 * m + e] = ds_sums[0] * x[e] + ds_sums[1] * y[e];
     }
+    store_column_sums(p_.k_sums + part * p_.D, static_cast<int>(p_.D), sums);
   }
 
   const BackwardProblem& p_;

@@ -4,13 +4,6 @@
 #include "skew.cuh"
 #include "skew_transposed.cuh"
 
-#ifdef TXL_SECOND_GENERATION  // all that follows
-#define TXL_TWO_WARPGROUPS
-#define TXL_EARLY_START
-#define TXL_PERSISTENT
-#define TXL_ORDERED_EXPONENTIALS
-#endif
-
 namespace txl_cuda {
 
 constexpr int SWIZZLE_PERIOD = 1024;  // bytes: tiles begin at multiples
@@ -143,29 +136,12 @@ struct KeysShape {
   static_assert(SHARED_BYTES <= MAX_SHARED && (q_position | q_content | dout | r | k | v) % SWIZZLE_PERIOD == 0);
 };
 
-// What no device has timed, by macros. EARLY_START: the merge of split keys and backward's kernels begin while the one
-// before ends. SHORT_EDGES: the first two products of positions are in flight together, and results leave by 16 bytes a
-// thread. PERSISTENT: the same, and forward's blocks compute several blocks of queries each (forward_persistent.cuh).
-// ORDERED_EXPONENTIALS: in forward one consumer warpgroup at a time computes exponentials (turns.cuh).
-#ifdef TXL_EARLY_START
+// With TXL_TWO_WARPGROUPS, which no device has timed, width 128 has two consumer warpgroups in backward, and the merge
+// of split keys and backward's kernels begin while the one before ends (EARLY_START).
+#ifdef TXL_TWO_WARPGROUPS
 constexpr bool EARLY_START = true;
 #else
 constexpr bool EARLY_START = false;
-#endif
-#if defined(TXL_SHORT_EDGES) || defined(TXL_PERSISTENT)
-constexpr bool SHORT_EDGES = true;
-#else
-constexpr bool SHORT_EDGES = false;
-#endif
-#ifdef TXL_PERSISTENT
-constexpr bool PERSISTENT = true;
-#else
-constexpr bool PERSISTENT = false;
-#endif
-#ifdef TXL_ORDERED_EXPONENTIALS
-constexpr bool ORDERED_EXPONENTIALS = true;
-#else
-constexpr bool ORDERED_EXPONENTIALS = false;
 #endif
 
 // The instances, by the width of tiles. Arguments: width, consumer warpgroups, stages of tiles (of k and v, or of
@@ -176,7 +152,7 @@ template <class T>
 using Forward128 = ForwardShape<T, 128, 2, 2, 4, true>;
 template <class T>
 using Queries64 = QueriesShape<T, 64, 2, 3, 3, 5, false>;
-#ifdef TXL_TWO_WARPGROUPS  // no device has timed these
+#ifdef TXL_TWO_WARPGROUPS
 template <class T>
 using Queries128 = QueriesHalvesShape<T, 128, 2, 2, 1, 4>;
 template <class T>

@@ -2,13 +2,13 @@
 // tiles of keys.
 #pragma once
 #include "forward_epilogue.cuh"
-#include "turns.cuh"
 
 namespace txl_cuda {
 
 // The second producer warp: clears rows of v that no query of the block sees.
 template <class S>
-TXL_DEVICE void prepare_values(const QueryBlock<S>& block, PipelineState<S::V_STAGES>& state) {
+TXL_DEVICE void prepare_values(const QueryBlock<S>& block) {
+  PipelineState<S::V_STAGES> state;
   TXL_ROLLED
   for (int t = 0; t < block.tiles; ++t)
     prepare_next<S::TILE_BYTES>(block.v, state, block.address(S::v), block.visible_keys(t));
@@ -30,13 +30,6 @@ class ForwardConsumer {
         skew_(block.address(0), S::skew + (warpgroup_ * WARPGROUP_WARPS + warp_) * Skew::BYTES, warp_) {}
 
   TXL_DEVICE void run() {
-    run([] {}, [] {});
-  }
-
-  // The same. found_tiles(): called when nothing of key_bounds is needed any more; summed_up(): when the queries are
-  // not, before results are written.
-  template <class FoundTiles, class SummedUp>
-  TXL_DEVICE void run(const FoundTiles& found_tiles, const SummedUp& summed_up) {
     const int first_query = block_.first_query + warpgroup_ * SIDE, row = accumulator_row(warp_);
     const TileRange range = block_.tiles_of_warpgroup(warpgroup_);
     int low[2], high[2];
@@ -45,30 +38,14 @@ class ForwardConsumer {
       low[h] = block_.key_low(warpgroup_ * SIDE + row + 8 * h, 0);
       high[h] = block_.key_high(warpgroup_ * SIDE + row + 8 * h, 0);
     }
-    turns_ = TurnsOrNone(block_, warpgroup_);
-    found_tiles();
     Softmax softmax(block_.p, block_.bh(), first_query + row, low, high);
 
     float acc_o[S::WIDTH / 2] = {};
     if (block_.tiles) consume_tiles(range, softmax, acc_o);  // plant: block-without-tiles
-    summed_up();
-    const ForwardEpilogue<S> epilogue{block_, warpgroup_, warp_};
-    if constexpr (SHORT_EDGES) {
-      epilogue.write_by_rows(softmax, acc_o);
-    } else {
-      epilogue.write(softmax, acc_o);
-    }
-  }
-
-  // Issues the loads of the queries of a block that comes next.
-  TXL_DEVICE void load_next(int b, int h, int first_query) {
-    queries_.load(block_.p, b, h, first_query + warpgroup_ * SIDE);
+    ForwardEpilogue<S>{block_, warpgroup_, warp_}.write(softmax, acc_o);
   }
 
  private:
-  using TurnsOrNone = std::conditional_t<ORDERED_EXPONENTIALS, Turns<S>, AnyTime>;
-  using Queries = std::conditional_t<S::HAS_Q_POS, QueriesAndPositions<T, S::WIDTH>, QueriesAndBiases<T, S::WIDTH>>;
-
   // Uses the tiles of `range`, and releases the others of the block unused. Tile j of r is the new one at tile
   // j + warpgroup_ of the keys.
   TXL_DEVICE void consume_tiles(const TileRange& range, Softmax& softmax, float (&acc_o)[S::WIDTH / 2]) {
@@ -113,18 +90,16 @@ class ForwardConsumer {
 
   // Writes q + u to registers and q + w to shared memory.
   TXL_DEVICE void load_q() {
-    if constexpr (PERSISTENT) {
-      sync_warpgroup(warpgroup_);  // products of the item before have read q + w; plant: next-positions-barrier
-    } else {
-      queries_.load(block_.p, block_.b, block_.h, block_.first_query + warpgroup_ * SIDE);
-    }
-    uint32_t position[Queries::POSITION_WORDS];
-    queries_.form(block_.p, position, q_content_);
+    const OperandRows rows(block_.first_query + warpgroup_ * SIDE, block_.p.L);
+    const auto nothing = [](auto, int, bool) {};
+    uint32_t position[(S::HAS_Q_POS ? NARROW : S::WIDTH) / 4];
     if constexpr (S::HAS_Q_POS) {
+      load_queries_and_positions<T, S::WIDTH>(block_.p, block_.b, block_.h, rows, position, q_content_, nothing);
       store_narrow_operand(position, q_position_address());
       fence_view_async_shared();  // plant: narrow-position-fence
       sync_warpgroup(warpgroup_);
     } else {
+      load_queries<T, S::WIDTH>(block_.p, block_.b, block_.h, rows, position, q_content_, nothing);
       store_operand<S::WIDTH>(position, q_position_address());
       fence_view_async_shared();   // plant: position-fence
       sync_warpgroup(warpgroup_);  // plant: position-barrier
@@ -153,14 +128,6 @@ class ForwardConsumer {
     const uint32_t v = block_.address(S::v + v_.consumer_wait() * S::TILE_BYTES);
     gemm_rs<T, Major::MN, ScaleOut::One>(acc_o, p, v);
   }
-  // P of tile t from its scores, see Softmax::update, in this warpgroup's turn.
-  template <class Interleaved>
-  TXL_DEVICE void compute_p(Softmax& softmax, float (&scores)[32], int t, float (&rescale)[2],
-                            const Interleaved& interleaved) const {
-    turns_.wait(t);  // plant: turn-wait
-    softmax.update(scores, t, block_.first_key(0), rescale, interleaved);
-    turns_.end(t);  // plant: turn-end
-  }
   // Stores the product that came with tile t, and loads the tile's position scores.
   TXL_DEVICE void skew(const float (&unskewed)[32], float (&scores)[32], int t) {
     skew_.store(unskewed, t);
@@ -168,20 +135,8 @@ class ForwardConsumer {
     skew_.load(scores, t);  // releasing a stage orders this before what the next tile stores there
   }
 
-  // Stores the product with the tile of r before tile t, and computes the one with tile t's; `other` is overwritten.
-  TXL_DEVICE void begin_positions(int t, float (&unskewed)[32], float (&other)[32]) {
-    if constexpr (SHORT_EDGES) {
-      Consumer<S::R_STAGES> first = r_;
-      issue_qr(other);
-      r_.advance();
-      issue_qr(unskewed);
-      warpgroup_wait<0>();  // plant: first-positions-wait
-      fence_operand(other);
-      fence_operand(unskewed);
-      first.consumer_release();
-      r_.consumer_release();
-      return skew_.store(other, t - 1);
-    }
+  // Stores the product with the tile of r before tile t, and computes the one with tile t's.
+  TXL_DEVICE void begin_positions(int t, float (&unskewed)[32]) {
     issue_qr(unskewed);
     warpgroup_wait<0>();
     fence_operand(unskewed);
@@ -196,7 +151,7 @@ class ForwardConsumer {
   // Computes the position scores of the first tile, and issues its content scores and the product with the tile of r
   // after.
   TXL_DEVICE void prologue(const TileRange& range, float (&unskewed)[32], float (&scores)[32]) {
-    begin_positions(range.begin, unskewed, scores);
+    begin_positions(range.begin, unskewed);
     skew(unskewed, scores, range.begin);
     issue_qk(scores);
     issue_qr(unskewed);
@@ -211,7 +166,7 @@ class ForwardConsumer {
     warpgroup_wait<1>();
     fence_operand(scores);
     k_.consumer_release();
-    compute_p(softmax, scores, range.begin, rescale, [] {});
+    softmax.update(scores, range.begin, block_.first_key(0), rescale, [] {});
     pack_operand<T>(scores, p);
     warpgroup_wait<0>();
     fence_operand(unskewed);
@@ -228,7 +183,7 @@ class ForwardConsumer {
       fence_operand(scores);
       v_.consumer_release();
       k_.consumer_release();
-      compute_p(softmax, scores, t, rescale, [] {});
+      softmax.update(scores, t, block_.first_key(0), rescale, [] {});
       pack_operand<T>(scores, p);
       rescale_o(acc_o, rescale);
       warpgroup_wait<0>();
@@ -255,7 +210,7 @@ class ForwardConsumer {
 
     TXL_ROLLED
     for (int t = range.begin; t + 1 < range.end; ++t) {
-      compute_p(softmax, scores, t, rescale, [&] { skew_.store(unskewed, t + 1); });
+      softmax.update(scores, t, block_.first_key(0), rescale, [&] { skew_.store(unskewed, t + 1); });
       sync_warp();                     // plant: interleaved-warp-barrier
       skew_.load(next_scores, t + 1);  // releasing a stage orders this before what the next tile stores there
       warpgroup_wait<0>();
@@ -274,7 +229,7 @@ class ForwardConsumer {
       TXL_UNROLL
       for (int n = 0; n < 32; ++n) scores[n] = next_scores[n];
     }
-    compute_p(softmax, scores, range.end - 1, rescale, [] {});
+    softmax.update(scores, range.end - 1, block_.first_key(0), rescale, [] {});
     warpgroup_wait<0>();
     fence_operand(acc_o);
     if (range.end - 1 > range.begin) v_.consumer_release();
@@ -299,7 +254,7 @@ class ForwardConsumer {
     };
     const auto prepare_positions = [&](int t) {  // of tile t, the first of `positions`
       cursor.skip(t - 1, [&] { r_.skip(); });
-      begin_positions(t, unskewed, scores);
+      begin_positions(t, unskewed);
       cursor.next += 2;
     };
     int t = range.begin;
@@ -308,7 +263,7 @@ class ForwardConsumer {
       fence_operand(scores);
       v_.consumer_release();
       k_.consumer_release();
-      compute_p(softmax, scores, t, rescale, [] {});
+      softmax.update(scores, t, block_.first_key(0), rescale, [] {});
       pack_operand<T>(scores, p);
       rescale_o(acc_o, rescale);
     };
@@ -322,7 +277,7 @@ class ForwardConsumer {
     warpgroup_wait<0>();
     fence_operand(scores);
     k_.consumer_release();
-    compute_p(softmax, scores, t, rescale, [] {});
+    softmax.update(scores, t, block_.first_key(0), rescale, [] {});
     pack_operand<T>(scores, p);
 
     ++t;
@@ -371,8 +326,6 @@ class ForwardConsumer {
   Consumer<S::V_STAGES> v_;
   Consumer<S::R_STAGES> r_;
   Skew skew_;
-  TurnsOrNone turns_;
-  Queries queries_;                   // loads in flight
   uint32_t q_content_[S::WIDTH / 4];  // q + u
 };
 
@@ -386,8 +339,7 @@ void forward_kernel(const TXL_CONSTANT PrefillProblem p) {
     warpgroup_reg_dealloc<S::PRODUCER_REGISTERS>();
     const int warp = broadcast_first_lane(thread() / WARP) - S::GROUPS * WARPGROUP_WARPS;
     if (warp == 0 && thread() % WARP == 0 && block.tiles) load_tiles(block);
-    PipelineState<S::V_STAGES> state;
-    if (warp == 1) prepare_values(block, state);
+    if (warp == 1) prepare_values(block);
   } else {
     warpgroup_reg_alloc<S::CONSUMER_REGISTERS>();
     ForwardConsumer<S>(block).run();

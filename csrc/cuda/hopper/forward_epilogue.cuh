@@ -3,7 +3,6 @@
 #include "../merge.cuh"
 #include "query_block.cuh"
 #include "softmax.cuh"
-#include "store_rows.cuh"
 
 namespace txl_cuda {
 
@@ -17,72 +16,32 @@ struct ForwardEpilogue {
   // Writes out and lse; where keys are split, the weighted sums and their maximum and sum, for merge_kernel.
   TXL_DEVICE void write(const Softmax& softmax, const float (&acc_o)[S::WIDTH / 2]) const {
     const PrefillProblem& p = block.p;
-    const int D = static_cast<int>(p.D), first_column = accumulator_column();
+    const int D = static_cast<int>(p.D);
     TXL_UNROLL
     for (int h = 0; h < 2; ++h) {
       const float sum = softmax.sum(h), max = softmax.max(h);
       const int i = first_query() + accumulator_row(0) + 8 * h;
       if (i >= p.L) continue;
       const int64_t x = block.bh() * p.L + i;
-      const float inverse_sum = 1 / (sum + weight_of_sink(i, max));
-      const float empty = sum == 0 ? empty_output(p, block.b, i) : 0.f;
-      T* const out = const_cast<T*>(row_of<T>(p.out, block.b, block.h, i));
-      float* const partial = p.partial + (x * p.parts + block.part) * p.D;
-      TXL_UNROLL
-      for (int n = 2 * h; n < S::WIDTH / 2; n += 4) {
-        const int column = n / 4 * 8 + first_column;
-        if (column >= D) continue;
-        if (p.parts > 1) {
-          partial[column] = acc_o[n], partial[column + 1] = acc_o[n + 1];
-        } else {
-          const float low = sum == 0 ? empty : acc_o[n] * inverse_sum;
-          const float high = sum == 0 ? empty : acc_o[n + 1] * inverse_sum;
-          *reinterpret_cast<uint32_t*>(out + column) = pack(T(), low, high);
-        }
-      }
-      if (thread() % 4) continue;
       if (p.parts > 1) {
+        float* const partial = p.partial + (x * p.parts + block.part) * p.D + accumulator_column();
+        store_float_row<S::WIDTH>(partial, D, true, [&](int m) { return acc_o + 4 * m + 2 * h; });
         float* const sums = part_sums(p, x, block.part);
-        sums[0] = max, sums[1] = sum;
-      } else if (p.lse) {
-        p.lse[x] = log_sum_exp(p, block.b, i, max, sum);
-      }
-    }
-  }
-
-  // The same, 16 bytes a thread.
-  TXL_DEVICE void write_by_rows(const Softmax& softmax, float (&acc_o)[S::WIDTH / 2]) const {
-    const PrefillProblem& p = block.p;
-    TXL_UNROLL
-    for (int h = 0; h < 2; ++h) {
-      const float sum = softmax.sum(h), max = softmax.max(h);
-      const int i = first_query() + accumulator_row(0) + 8 * h;
-      if (i >= p.L) continue;
-      const int64_t x = block.bh() * p.L + i;
-      const bool writes = thread() % 4 == 0;
-      if (p.parts > 1) {
-        float* const sums = part_sums(p, x, block.part);
-        if (writes) sums[0] = max, sums[1] = sum;
+        if (thread() % 4 == 0) sums[0] = max, sums[1] = sum;
         continue;
       }
-      if (writes && p.lse) p.lse[x] = log_sum_exp(p, block.b, i, max, sum);
       const float inverse_sum = 1 / (sum + weight_of_sink(i, max));
-      const float empty = sum == 0 ? empty_output(p, block.b, i) : 0.f;
-      TXL_UNROLL
-      for (int n = 2 * h; n < S::WIDTH / 2; n += 4)
-        for (int e = 0; e < 2; ++e) acc_o[n + e] = sum == 0 ? empty : acc_o[n + e] * inverse_sum;
-    }
-    const int first = first_query(), columns = static_cast<int>(p.D);
-    const uint32_t buffer = block.address(S::skew + (warpgroup * WARPGROUP_WARPS + warp) * Skew::BYTES);
-    if (p.parts > 1) {
-      store_rows<float>(buffer, acc_o, columns, [&](int m) {
-        const int64_t x = block.bh() * p.L + first + m;
-        return first + m < p.L ? p.partial + (x * p.parts + block.part) * p.D : nullptr;
+      // Without weights: 0 and -inf for a query that sees no key, NaN if all its scores are -inf or its bounds are
+      // invalid.
+      const int at = i - block.first_query, low = block.key_bounds[at], high = block.key_bounds[S::QUERIES + at];
+      const float empty = low < high || high == INVALID_BOUNDS ? NAN : 0.f;
+      T* const out = const_cast<T*>(row_of<T>(p.out, block.b, block.h, i)) + accumulator_column();
+      store_row<S::WIDTH>(out, D, true, [&](int m) {
+        const float* const o = acc_o + 4 * m + 2 * h;
+        return sum == 0 ? pack(T(), empty, empty) : pack(T(), o[0] * inverse_sum, o[1] * inverse_sum);
       });
-    } else {
-      store_rows<T>(buffer, acc_o, columns, [&](int m) {
-        return first + m < p.L ? const_cast<T*>(row_of<T>(p.out, block.b, block.h, first + m)) : nullptr;
-      });
+      if (thread() % 4 == 0 && p.lse)
+        p.lse[x] = sum != 0 ? log_sum_exp(p, block.b, i, max, sum) : high == INVALID_BOUNDS ? NAN : -INFINITY;
     }
   }
 

@@ -12,7 +12,9 @@ TXL_DEVICE int accumulator_row(int warp) { return warp * 16 + thread() % WARP / 
 TXL_DEVICE int accumulator_column() { return thread() % 4 * 2; }
 // The row and first column of word n of an A operand.
 TXL_DEVICE int operand_row(int n) { return accumulator_row(thread() % WARPGROUP / WARP) + 8 * (n % 2); }
-TXL_DEVICE int operand_column(int n) { return n / 4 * 16 + n / 2 % 2 * 8 + accumulator_column(); }
+TXL_DEVICE int operand_column(int n) { return n / 2 * 8 + accumulator_column(); }
+// So of each of its two rows a thread has pairs of columns, 8 apart: words 2 m + half of an A operand, and elements
+// 4 m + 2 half of an accumulator. In global memory pair m is at a fixed distance from the row's first.
 
 // The two elements of a word.
 template <class T>
@@ -34,69 +36,116 @@ constexpr float LOG2_E = 1.4426950408889634f;
 TXL_DEVICE float scale_log2(const Problem& p) { return p.scale * LOG2_E; }
 TXL_DEVICE float position_scale_log2(const Problem& p) { return p.position_scale * LOG2_E; }
 
-// Loads rows `first` .. + 63 of `count`, of `columns` each, as an A operand; 0 for rows and columns that do not exist.
-// All loads are issued before any is used. columns: a parameter of the kernel, by reference, which takes no register.
-template <class T, int WIDTH>
-TXL_DEVICE void load_rows(const View& rows, const int64_t& columns, int64_t b, int64_t h, int first, int64_t count,
-                          uint32_t (&a)[WIDTH / 4]) {
-  TXL_UNROLL
-  for (int half = 0; half < 2; ++half) {
-    const int i = first + operand_row(half);
-    const bool is_row = i >= 0 && i < count;
-    const T* const row = row_of<T>(rows, b, h, is_row ? i : 0);
+// Stores the pairs of columns of a row of 16 bits, of which there are a multiple of 4: word(m) is pair m. begin:
+// address of the first.
+template <int WIDTH, class Word>
+TXL_DEVICE void store_row(void* begin, int columns, bool exists, const Word& word) {
+  unroll<WIDTH / 8>([&](auto number) {
+    constexpr int m = decltype(number)::value;
+    store_word<16 * m>(begin, word(m), exists && 8 * m < columns);
+  });
+}
+// The same of floats: pair(m) points to the two of pair m.
+template <int WIDTH, class Pair>
+TXL_DEVICE void store_float_row(float* begin, int columns, bool exists, const Pair& pair) {
+  unroll<WIDTH / 8>([&](auto number) {
+    constexpr int m = decltype(number)::value;
+    const float* const x = pair(m);
+    store_pair<32 * m>(begin, x[0], x[1], exists && 8 * m < columns);
+  });
+}
+
+// Sums over a warp's rows of an accumulator. x: the sums of each pair of columns over this thread's rows. The 8 lanes
+// that have the same columns share the sums: a step exchanges halves of what is left. Writes them to row `to`.
+template <int N>
+TXL_DEVICE void store_column_sums(float* to, int columns, float (&x)[N]) {
+  int first = 0;  // of the elements that are left
+  unroll<3>([&](auto number) {
+    constexpr int step = 4 << decltype(number)::value, half = N >> (decltype(number)::value + 1);
+    const bool upper = thread() & step;
     TXL_UNROLL
-    for (int n = half; n < WIDTH / 4; n += 2)
-      // plant: rows-beyond-queries
-      a[n] = load_word(row + operand_column(n), is_row && operand_column(n) < static_cast<int>(columns));
+    for (int n = 0; n < half; ++n) {
+      const float kept = upper ? x[n + half] : x[n], sent = upper ? x[n] : x[n + half];
+      x[n] = kept + shuffle_xor(sent, step);
+    }
+    first += upper ? half : 0;  // plant: column-sums
+  });
+  store_float_row<N / 2>(to + first * 4 + accumulator_column(), columns - first * 4, true,
+                         [&](int m) { return x + 2 * m; });
+}
+
+// This thread's two rows among 64 of an operand, and whether they exist.
+struct OperandRows {
+  int row[2];
+  bool exists[2];
+  // Rows `first` .. + 63 of `count`.
+  TXL_DEVICE OperandRows(int first, int64_t count) {
+    for (int half = 0; half < 2; ++half) {
+      row[half] = first + operand_row(half);
+      exists[half] = row[half] >= 0 && row[half] < count;  // plant: rows-beyond-queries
+    }
   }
-}
-template <class T, int WIDTH>
-TXL_DEVICE void load_rows(const Problem& p, const View& rows, int64_t b, int64_t h, int first, int64_t count,
-                          uint32_t (&a)[WIDTH / 4]) {
-  load_rows<T, WIDTH>(rows, p.D, b, h, first, count, a);
-}
-// Loads a bias [H, D]: a[n] is what is added to words 2 n and 2 n + 1 of an operand, which have the same columns.
-template <class T, int WIDTH>
-TXL_DEVICE void load_bias(const Problem& p, const View& bias, int64_t h, uint32_t (&a)[WIDTH / 8]) {
-  const T* const row = static_cast<const T*>(bias.data) + h * bias.s0;
+};
+// The words of these rows of a tensor [b, h].
+template <class T>
+class OperandWords {
+ public:
+  TXL_DEVICE OperandWords(const View& rows, int64_t b, int64_t h, const OperandRows& given) {
+    for (int half = 0; half < 2; ++half)
+      begin_[half] = row_of<T>(rows, b, h, given.exists[half] ? given.row[half] : 0) + accumulator_column();
+  }
+  // Loads word 2 m + half, if it exists, else 0.
+  template <int M>
+  TXL_DEVICE uint32_t load(int half, bool exists) const {
+    return load_word<16 * M>(begin_[half], exists);
+  }
+
+ private:
+  const T* begin_[2];
+};
+// load(Number<m>, half, whether the word exists), for all words 2 m + half of an operand: loads of several tensors side
+// by side, which share the checks. All are issued before any is used. columns: a parameter of the kernel, by reference,
+// which takes no register.
+template <int WIDTH, class Load>
+TXL_DEVICE void for_each_word(const OperandRows& rows, const int64_t& columns, const Load& load) {
   TXL_UNROLL
-  for (int n = 0; n < WIDTH / 8; ++n)
-    a[n] = load_word(row + operand_column(2 * n), operand_column(2 * n) < static_cast<int>(p.D));
+  for (int half = 0; half < 2; ++half)
+    unroll<WIDTH / 8>([&](auto number) {
+      load(number, half, rows.exists[half] && 8 * decltype(number)::value < static_cast<int>(columns));
+    });
 }
-// Adds a bias to queries, and scales the sum.
+
+// Adds a bias to queries, of which word m has the columns of words 2 m and 2 m + 1, and scales the sum, by 0 for rows
+// that do not exist.
 template <class T, int WIDTH>
-TXL_DEVICE void add_bias(const Problem& p, const uint32_t (&queries)[WIDTH / 4], const uint32_t (&bias)[WIDTH / 8],
-                         uint32_t (&a)[WIDTH / 4]) {
+TXL_DEVICE void add_bias(const float (&scale)[2], const uint32_t (&queries)[WIDTH / 4],
+                         const uint32_t (&bias)[WIDTH / 8], uint32_t (&a)[WIDTH / 4]) {
   TXL_UNROLL
   for (int n = 0; n < WIDTH / 4; ++n) {
     float q[2], u[2];
     unpack(T(), queries[n], q), unpack(T(), bias[n / 2], u);
-    a[n] = pack(T(), scale_log2(p) * (q[0] + u[0]), scale_log2(p) * (q[1] + u[1]));
+    a[n] = pack(T(), scale[n % 2] * (q[0] + u[0]), scale[n % 2] * (q[1] + u[1]));
   }
 }
-// What the A operands of 64 queries are formed from, q + w and q + u, scaled: load() issues the loads, and form() uses
-// them.
-template <class T, int WIDTH>
-class QueriesAndBiases {
- public:
-  static constexpr int POSITION_WORDS = WIDTH / 4;  // of the operand q + w
-  TXL_DEVICE void load(const Problem& p, int64_t b, int64_t h, int first) {
-    load_rows<T, WIDTH>(p, p.q, b, h, first, p.L, q_);
-    load_bias<T, WIDTH>(p, p.u, h, u_), load_bias<T, WIDTH>(p, p.w, h, w_);
-  }
-  TXL_DEVICE void form(const Problem& p, uint32_t (&position)[WIDTH / 4], uint32_t (&content)[WIDTH / 4]) const {
-    add_bias<T, WIDTH>(p, q_, w_, position), add_bias<T, WIDTH>(p, q_, u_, content);
-  }
-
- private:
-  uint32_t q_[WIDTH / 4], u_[WIDTH / 8], w_[WIDTH / 8];
-};
-template <class T, int WIDTH>
-TXL_DEVICE void load_queries(const Problem& p, int64_t b, int64_t h, int first, uint32_t (&position)[WIDTH / 4],
-                             uint32_t (&content)[WIDTH / 4]) {
-  QueriesAndBiases<T, WIDTH> queries;
-  queries.load(p, b, h, first);
-  queries.form(p, position, content);
+// Loads the A operands of 64 queries, q + w and q + u, scaled; 0 where they do not exist. beside: loads of other rows
+// of these queries, see for_each_word.
+template <class T, int WIDTH, class Beside>
+TXL_DEVICE void load_queries(const Problem& p, int64_t b, int64_t h, const OperandRows& rows,
+                             uint32_t (&position)[WIDTH / 4], uint32_t (&content)[WIDTH / 4], const Beside& beside) {
+  uint32_t q[WIDTH / 4], u[WIDTH / 8], w[WIDTH / 8];
+  const OperandWords<T> queries(p.q, b, h, rows);
+  const T* const content_bias = static_cast<const T*>(p.u.data) + h * p.u.s0 + accumulator_column();
+  const T* const position_bias = static_cast<const T*>(p.w.data) + h * p.w.s0 + accumulator_column();
+  for_each_word<WIDTH>(rows, p.D, [&](auto number, int half, bool exists) {
+    constexpr int m = decltype(number)::value;
+    q[2 * m + half] = queries.template load<m>(half, exists);
+    beside(number, half, exists);
+    if (half) return;
+    const bool is_column = 8 * m < static_cast<int>(p.D);
+    u[m] = load_word<16 * m>(content_bias, is_column), w[m] = load_word<16 * m>(position_bias, is_column);
+  });
+  const float scale[2] = {rows.exists[0] ? scale_log2(p) : 0.f, rows.exists[1] ? scale_log2(p) : 0.f};
+  add_bias<T, WIDTH>(scale, q, w, position), add_bias<T, WIDTH>(scale, q, u, content);
 }
 
 // Multiplies the elements of an A operand; the products are rounded.
@@ -109,28 +158,23 @@ TXL_DEVICE void scale_operand(const uint32_t (&a)[WORDS], float factor, uint32_t
     scaled[n] = pack(T(), factor * x[0], factor * x[1]);
   }
 }
-// The same with position queries, of their own width and scale.
-template <class T, int WIDTH>
-class QueriesAndPositions {
- public:
-  static constexpr int POSITION_WORDS = NARROW / 4;
-  TXL_DEVICE void load(const Problem& p, int64_t b, int64_t h, int first) {
-    load_rows<T, WIDTH>(p, p.q, b, h, first, p.L, q_);
-    load_rows<T, NARROW>(p.q_pos, p.Dr, b, h, first, p.L, q_pos_);
-  }
-  TXL_DEVICE void form(const Problem& p, uint32_t (&position)[NARROW / 4], uint32_t (&content)[WIDTH / 4]) const {
-    scale_operand<T>(q_, scale_log2(p), content), scale_operand<T>(q_pos_, position_scale_log2(p), position);
-  }
-
- private:
-  uint32_t q_[WIDTH / 4], q_pos_[NARROW / 4];
-};
-template <class T, int WIDTH>
-TXL_DEVICE void load_queries_and_positions(const Problem& p, int64_t b, int64_t h, int first,
-                                           uint32_t (&position)[NARROW / 4], uint32_t (&content)[WIDTH / 4]) {
-  QueriesAndPositions<T, WIDTH> queries;
-  queries.load(p, b, h, first);
-  queries.form(p, position, content);
+// The same of 64 queries and of their position queries, which have a width and a scale of their own.
+template <class T, int WIDTH, class Beside>
+TXL_DEVICE void load_queries_and_positions(const Problem& p, int64_t b, int64_t h, const OperandRows& rows,
+                                           uint32_t (&position)[NARROW / 4], uint32_t (&content)[WIDTH / 4],
+                                           const Beside& beside) {
+  uint32_t q[WIDTH / 4], q_pos[NARROW / 4];
+  const OperandWords<T> queries(p.q, b, h, rows), positions(p.q_pos, b, h, rows);
+  for_each_word<WIDTH>(rows, p.D, [&](auto number, int half, bool exists) {
+    constexpr int m = decltype(number)::value;
+    q[2 * m + half] = queries.template load<m>(half, exists);
+    beside(number, half, exists);
+  });
+  for_each_word<NARROW>(rows, p.Dr, [&](auto number, int half, bool exists) {
+    constexpr int m = decltype(number)::value;
+    q_pos[2 * m + half] = positions.template load<m>(half, exists);
+  });
+  scale_operand<T>(q, scale_log2(p), content), scale_operand<T>(q_pos, position_scale_log2(p), position);
 }
 
 // Stores an A operand to a narrow tile in shared memory.
@@ -141,8 +185,12 @@ TXL_DEVICE void store_narrow_operand(const uint32_t (&a)[NARROW / 4], uint32_t t
 // Stores an A operand to a tile in shared memory, K-major.
 template <int WIDTH>
 TXL_DEVICE void store_operand(const uint32_t (&a)[WIDTH / 4], uint32_t tile) {
-  TXL_UNROLL
-  for (int n = 0; n < WIDTH / 4; ++n) store_shared(tile + swizzled_offset(operand_row(n), operand_column(n)), a[n]);
+  // Words 2 m + half are chunk m % 8, of 16 bytes, of a row of 64 columns; the swizzle is an exclusive or.
+  const uint32_t first = tile + swizzled_offset(operand_row(0), accumulator_column());
+  unroll<WIDTH / 4>([&](auto number) {
+    constexpr int n = decltype(number)::value, m = n / 2;
+    store_shared<m / 8 * SUBTILE_BYTES + n % 2 * 8 * ROW_BYTES>(first ^ (m % 8 * 16), a[n]);
+  });
 }
 // Loads a tile [64, 64] transposed as an A operand: row d of the operand is column d of the tile.
 TXL_DEVICE void load_operand_transposed(uint32_t tile, uint32_t (&a)[16]) {

@@ -103,11 +103,6 @@ template <int WHICH, int THREADS>
 TXL_DEVICE void named_barrier_sync() {
   asm volatile("bar.sync %0, %1;" ::"n"(WHICH), "n"(THREADS) : "memory");
 }
-// Arrives at the barrier without waiting.
-template <int WHICH, int THREADS>
-TXL_DEVICE void named_barrier_arrive() {
-  asm volatile("bar.arrive %0, %1;" ::"n"(WHICH), "n"(THREADS) : "memory");
-}
 TXL_DEVICE bool all_of_warp(bool x) { return __all_sync(0xFFFFFFFFu, x); }
 TXL_DEVICE uint32_t or_of_warp(uint32_t x) { return __reduce_or_sync(0xFFFFFFFFu, x); }
 TXL_DEVICE int min_of_warp(int x) { return __reduce_min_sync(0xFFFFFFFFu, x); }
@@ -156,15 +151,6 @@ template <int OFFSET = 0>
 TXL_DEVICE void load_shared_pair(uint32_t address, float& x, float& y) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2+%3];" : "=f"(x), "=f"(y) : "r"(address), "n"(OFFSET) : "memory");
 }
-// Loads 16 bytes, at a multiple of 16.
-TXL_DEVICE Chunk load_shared_chunk(uint32_t address) {
-  Chunk x;
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.word[0]), "=r"(x.word[1]), "=r"(x.word[2]), "=r"(x.word[3])
-               : "r"(address)
-               : "memory");
-  return x;
-}
 // Stores the lower or upper half of a word.
 template <int OFFSET>
 TXL_DEVICE void store_shared_low(uint32_t address, uint32_t x) {
@@ -178,14 +164,31 @@ TXL_DEVICE void store_shared_high(uint32_t address, uint32_t x) {
                "r"(x), "n"(OFFSET)
                : "memory");
 }
-// Loads a word of global memory that the launch does not write; 0 if it does not exist. There is no branch, so other
-// loads can be in flight.
+// Words of global memory OFFSET bytes from an address that others share, if they exist: without a branch, and without
+// an instruction for each address. Loads a word that the launch does not write; 0 if it does not exist. Other loads can
+// be in flight.
+template <int OFFSET>
 TXL_DEVICE uint32_t load_word(const void* from, bool exists) {
   uint32_t x;
-  asm volatile("{\n.reg .pred there;\nsetp.ne.b32 there, %2, 0;\nmov.b32 %0, 0;\n@there ld.global.nc.b32 %0, [%1];\n}"
-               : "=r"(x)
-               : "l"(from), "r"(static_cast<int>(exists)));
+  asm volatile(
+      "{\n.reg .pred there;\nsetp.ne.b32 there, %2, 0;\nmov.b32 %0, 0;\n@there ld.global.nc.b32 %0, [%1+%3];\n}"
+      : "=r"(x)
+      : "l"(from), "r"(static_cast<int>(exists)), "n"(OFFSET));
   return x;
+}
+template <int OFFSET>
+TXL_DEVICE void store_word(void* to, uint32_t x, bool exists) {
+  asm volatile("{\n.reg .pred there;\nsetp.ne.b32 there, %2, 0;\n@there st.global.b32 [%0+%3], %1;\n}" ::"l"(to),
+               "r"(x), "r"(static_cast<int>(exists)), "n"(OFFSET)
+               : "memory");
+}
+// Two neighbouring floats, at a multiple of 8 bytes.
+template <int OFFSET>
+TXL_DEVICE void store_pair(float* to, float x, float y, bool exists) {
+  asm volatile(
+      "{\n.reg .pred there;\nsetp.ne.b32 there, %3, 0;\n@there st.global.v2.f32 [%0+%4], {%1, %2};\n}" ::"l"(to),
+      "f"(x), "f"(y), "r"(static_cast<int>(exists)), "n"(OFFSET)
+      : "memory");
 }
 
 TXL_DEVICE float exp2_approx(float x) {

@@ -13,22 +13,20 @@ struct KeyTiles {
       : memory_tiles(static_cast<int>((p.M + SIDE - 1) / SIDE)), padding(memory_tiles * SIDE - static_cast<int>(p.M)) {}
 };
 
-// The bounds of query x, see find_key_bounds.
+constexpr int INVALID_BOUNDS = -1;
+
+// Writes bounds [2][QUERIES] to shared memory: query x of the block sees the keys [bounds[x], bounds[QUERIES + x]);
+// low > high: none, with a high of INVALID_BOUNDS where those given are out of range. By the block's first QUERIES
+// threads.
 template <int QUERIES>
-TXL_DEVICE void find_bounds_of_query(const Problem& p, const KeyTiles& tiles, int64_t b, int first_query, int x,
-                                     int* bounds) {
+TXL_DEVICE void find_key_bounds(const Problem& p, const KeyTiles& tiles, int64_t b, int first_query, int* bounds) {
+  const int x = thread();
+  if (x >= QUERIES) return;
   const bool exists = first_query + x < p.L;
   const Seen seen = exists ? visible(p, b, first_query + x) : Seen{0, 0, false};
   const bool any = seen.low < seen.high;
   bounds[x] = any ? static_cast<int>(seen.low) + tiles.padding : 1 << 30;
-  bounds[QUERIES + x] = any ? static_cast<int>(seen.high) + tiles.padding : 0;
-}
-// Writes bounds [2][QUERIES] to shared memory: query x of the block sees the keys [bounds[x], bounds[QUERIES + x]);
-// low > high: none. By the block's first QUERIES threads.
-template <int QUERIES>
-TXL_DEVICE void find_key_bounds(const Problem& p, const KeyTiles& tiles, int64_t b, int first_query, int* bounds) {
-  const int x = thread();
-  if (x < QUERIES) find_bounds_of_query<QUERIES>(p, tiles, b, first_query, x, bounds);
+  bounds[QUERIES + x] = any ? static_cast<int>(seen.high) + tiles.padding : seen.invalid ? INVALID_BOUNDS : 0;
 }
 
 // x / 64, rounded down.

@@ -4,10 +4,10 @@
 #include <cstdint>
 
 #include "../launch.cuh"
-#include "forward_persistent.cuh"
+#include "forward.cuh"
 #include "tensor_map.cuh"
 
-#if defined(TXL_EARLY_START) && defined(__CUDACC__)
+#if defined(TXL_TWO_WARPGROUPS) && defined(__CUDACC__)
 #define TXL_LAUNCH_NEXT launch_early
 #else
 #define TXL_LAUNCH_NEXT TXL_LAUNCH
@@ -53,35 +53,11 @@ constexpr auto merge_kernel_of() {
   }
 }
 
-// Items of persistent blocks, and their order. A section's heads have at most this many bytes of keys and values, half
-// of the L2 of an H100.
-template <class S>
-PersistentProblem make_persistent_problem(const Problem& p) {
-  constexpr int64_t SECTION_BYTES = 24 << 20, ITEM = 2;
-  PersistentProblem x;
-  static_cast<PrefillProblem&>(x) = make_prefill_problem(p);
-  const int64_t blocks = ceil_div(p.L, S::QUERIES) * p.parts, heads = p.B * p.H, items = blocks * heads;
-  if (items > INT32_MAX - p.multiprocessors)
-    throw std::invalid_argument("more blocks of queries than persistent blocks can number");
-  x.items = static_cast<int>(items), x.blocks = static_cast<int>(blocks);
-  x.resident = static_cast<int>(std::min(items, std::max<int64_t>(1, p.multiprocessors)));
-  const int64_t of_head = (p.M + p.L) * p.D * 2 * ITEM;
-  x.section = static_cast<int>(std::min(heads, std::max<int64_t>(1, SECTION_BYTES / of_head)));
-  return x;
-}
-
 template <class S>
 void launch_prefill(const Problem& p, void* stream) {
-  if constexpr (PERSISTENT) {
-    const auto kernel = persistent_forward_kernel<S>;
-    const PersistentProblem call = make_persistent_problem<S>(p);
-    TXL_LAUNCH(kernel, dim3(static_cast<unsigned>(call.resident), 1, 1), S::THREADS, PERSISTENT_SHARED_BYTES<S>, stream,
-               call);
-  } else {
-    const auto kernel = forward_kernel<S>;
-    const PrefillProblem call = make_prefill_problem(p);
-    TXL_LAUNCH(kernel, grid_of(p, ceil_div(p.L, S::QUERIES) * p.parts), S::THREADS, S::SHARED_BYTES, stream, call);
-  }
+  const auto kernel = forward_kernel<S>;
+  const PrefillProblem call = make_prefill_problem(p);
+  TXL_LAUNCH(kernel, grid_of(p, ceil_div(p.L, S::QUERIES) * p.parts), S::THREADS, S::SHARED_BYTES, stream, call);
   check_launch();
   if (p.parts == 1) return;
   const auto merge = merge_kernel_of<typename S::T>();
@@ -98,23 +74,13 @@ void forward_prefill_as(const Problem& p, void* stream) {
   return launch_prefill<Forward128<T>>(p, stream);
 }
 
-template <class S>
-void load_forward() {
-  if constexpr (PERSISTENT) {
-    static_assert(PERSISTENT_SHARED_BYTES<S> <= MAX_SHARED);
-    allow_shared(persistent_forward_kernel<S>, PERSISTENT_SHARED_BYTES<S>);
-  } else {
-    allow_shared(forward_kernel<S>, S::SHARED_BYTES);
-  }
-}
-
 template <class T>
 void load_prefill_as(const Problem& p) {
   load_kernel(merge_kernel_of<T>());
-  if (p.has_q_pos && p.D <= 64) return load_forward<ForwardQPos64<T>>();
-  if (p.has_q_pos) return load_forward<ForwardQPos128<T>>();
-  if (p.D <= 64) return load_forward<Forward64<T>>();
-  return load_forward<Forward128<T>>();
+  if (p.has_q_pos && p.D <= 64) return allow_shared(forward_kernel<ForwardQPos64<T>>, ForwardQPos64<T>::SHARED_BYTES);
+  if (p.has_q_pos) return allow_shared(forward_kernel<ForwardQPos128<T>>, ForwardQPos128<T>::SHARED_BYTES);
+  if (p.D <= 64) return allow_shared(forward_kernel<Forward64<T>>, Forward64<T>::SHARED_BYTES);
+  return allow_shared(forward_kernel<Forward128<T>>, Forward128<T>::SHARED_BYTES);
 }
 
 }  // namespace txl_cuda

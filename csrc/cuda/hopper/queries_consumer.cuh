@@ -7,7 +7,6 @@
 #include "dr_transposed.cuh"
 #include "fragments.cuh"
 #include "softmax.cuh"
-#include "store_rows.cuh"
 #include "unskew.cuh"
 
 namespace txl_cuda {
@@ -62,12 +61,12 @@ class QueriesConsumer {
     if constexpr (S::HAS_Q_POS) {
       float dq_pos[NARROW / 2] = {};
       if (block_.tiles) consume_tiles_with_q_pos(range, dq, dq_pos);
-      write_dq<S::WIDTH>(dq, scale_log2(p_), p_.D, p_.dq, p_.dq_parts);
-      write_dq<NARROW>(dq_pos, position_scale_log2(p_), p_.Dr, p_.dq_pos, p_.dq_pos_parts);
+      write_dq(dq, scale_log2(p_), p_.D, p_.dq, p_.dq_parts);
+      write_dq(dq_pos, position_scale_log2(p_), p_.Dr, p_.dq_pos, p_.dq_pos_parts);
     } else {
       // plant: gradient-block-without-tiles
       if (block_.tiles) consume_tiles(range, [&] { mainloop(range, dq, dq); });
-      epilogue(dq, skew_ring());
+      epilogue(dq);
     }
   }
 
@@ -144,16 +143,12 @@ class QueriesConsumer {
   // Loads the operands of products; writes what backward_keys_kernel reads of these queries; clears the ring of dS.
   TXL_DEVICE void load_operands() {
     if constexpr (S::HAS_Q_POS) return load_operands_with_q_pos();
-    load_queries<T, S::WIDTH>(p_, block_.b, block_.h, first_query_, q_position_, q_content_);
-    load_rows<T, S::WIDTH>(p_, p_.dout, block_.b, block_.h, first_query_, p_.L, dout_);
-    clear_empty_queries(q_position_), clear_empty_queries(q_content_), clear_empty_queries(dout_);
+    load_rows(q_position_);
     store_operand<S::WIDTH>(q_position_, tile(S::q_position));
     if constexpr (S::IN_SHARED) {
       store_operand<S::WIDTH>(q_content_, tile(S::q_content));
       store_operand<S::WIDTH>(dout_, tile(S::dout));
     }
-    float share[2];
-    compute_stats(share);
     if (block_.part == 0)
       write_queries<S::WIDTH>(p_.q_content, p_.D, q_content_),
           write_queries<S::WIDTH>(p_.q_position, p_.D, q_position_);
@@ -167,12 +162,9 @@ class QueriesConsumer {
   // The same with position queries. dout is multiplied by the keys' share beside the sink.
   TXL_DEVICE void load_operands_with_q_pos() {
     uint32_t position[NARROW / 4];
-    load_queries_and_positions<T, S::WIDTH>(p_, block_.b, block_.h, first_query_, position, q_content_);
-    load_rows<T, S::WIDTH>(p_, p_.dout, block_.b, block_.h, first_query_, p_.L, dout_);
-    clear_empty_queries(position), clear_empty_queries(q_content_), clear_empty_queries(dout_);
-    store_narrow_operand(position, block_.address(S::q_position + warpgroup_ * S::R_TILE_BYTES));
     float share[2];
-    compute_stats(share);
+    load_rows(position, share);
+    store_narrow_operand(position, block_.address(S::q_position + warpgroup_ * S::R_TILE_BYTES));
     TXL_UNROLL
     for (int n = 0; n < S::WIDTH / 4; ++n) {
       float x[2];
@@ -205,19 +197,34 @@ class QueriesConsumer {
     return share;
   }
 
-  // Rows of queries that see no key may hold anything, and meet a dS of 0.
+  // Loads q + w, q + u and dout, and computes statistics. Rows of queries that see no key may hold anything, and meet a
+  // dS of 0: they become 0.
   template <int WORDS>
-  TXL_DEVICE void clear_empty_queries(uint32_t (&a)[WORDS]) const {
-    const bool sees[2] = {low(0) < high(0), low(1) < high(1)};
-    TXL_UNROLL
-    for (int n = 0; n < WORDS; ++n) a[n] = sees[n % 2] ? a[n] : 0;
+  TXL_DEVICE void load_rows(uint32_t (&position)[WORDS], float (&share)[2]) {
+    OperandRows rows(first_query_, p_.L);
+    for (int h = 0; h < 2; ++h) rows.exists[h] = low(h) < high(h);
+    const OperandWords<T> dout(p_.dout, block_.b, block_.h, rows), out(p_.out, block_.b, block_.h, rows);
+    uint32_t out_words[S::WIDTH / 4];
+    const auto beside = [&](auto number, int half, bool exists) {
+      constexpr int m = decltype(number)::value;
+      dout_[2 * m + half] = dout.template load<m>(half, exists);
+      out_words[2 * m + half] = out.template load<m>(half, exists);
+    };
+    if constexpr (WORDS == NARROW / 4) {
+      load_queries_and_positions<T, S::WIDTH>(p_, block_.b, block_.h, rows, position, q_content_, beside);
+    } else {
+      load_queries<T, S::WIDTH>(p_, block_.b, block_.h, rows, position, q_content_, beside);
+    }
+    compute_stats(out_words, share);
+  }
+  TXL_DEVICE void load_rows(uint32_t (&position)[S::WIDTH / 4]) {
+    float share[2];
+    load_rows(position, share);
   }
 
   // delta = share dout . out - dlse, and lse in base 2. share: of the keys beside the sink, 1 without.
-  TXL_DEVICE void compute_stats(float (&share)[2]) {
+  TXL_DEVICE void compute_stats(const uint32_t (&out)[S::WIDTH / 4], float (&share)[2]) {
     float delta[2] = {};
-    uint32_t out[S::WIDTH / 4];
-    load_rows<T, S::WIDTH>(p_, p_.out, block_.b, block_.h, first_query_, p_.L, out);
     TXL_UNROLL
     for (int n = 0; n < S::WIDTH / 4; ++n) {
       float x[2], y[2];
@@ -250,10 +257,10 @@ class QueriesConsumer {
   template <int WIDTH>
   TXL_DEVICE void write_queries(void* to, int64_t columns, const uint32_t (&a)[WIDTH / 4]) const {
     TXL_UNROLL
-    for (int n = 0; n < WIDTH / 4; ++n) {
-      const int column = operand_column(n), row = first_query_ + operand_row(n);
-      if (column < columns)
-        *reinterpret_cast<uint32_t*>(static_cast<T*>(to) + (block_.bh() * p_.rows + row) * columns + column) = a[n];
+    for (int half = 0; half < 2; ++half) {
+      T* const row = static_cast<T*>(to) + (block_.bh() * p_.rows + query_ + 8 * half) * columns;
+      store_row<WIDTH>(row + accumulator_column(), static_cast<int>(columns), true,
+                       [&](int m) { return a[2 * m + half]; });
     }
   }
 
@@ -314,11 +321,11 @@ class QueriesConsumer {
       return gemm_rs<T, Major::MN, ScaleOut::Zero>(dr, q_position_transposed_, ds_by_distance(t));
     gemm_ss<T, 64, Major::MN, Major::MN, ScaleOut::Zero>(dr, ds_by_distance(t), tile(S::q_position));
   }
-  // After these products: the tile of r has been used twice.
-  TXL_DEVICE void finish_dq_dr(float (&dq_r)[DR], float (&dr)[DR]) {
+  // After these products: the tile of r has been used twice, but at the first step.
+  TXL_DEVICE void finish_dq_dr(float (&dq_r)[DR], float (&dr)[DR], bool is_used_up = true) {
     fence_operand(dq_r);
     fence_operand(dr);
-    r_for_dq_.consumer_release();
+    if (is_used_up) r_for_dq_.consumer_release();
   }
   // Stores the product that came with tile t, and loads the tile's position scores.
   TXL_DEVICE void skew(const float (&unskewed)[32], float (&scores)[32], int t) {
@@ -351,33 +358,34 @@ class QueriesConsumer {
   //   S = skew((q + w) r^T) + (q + u) k^T,  P = 2^(S - lse),  dS = P (dout v^T - delta)
   //   dq += dS k + G r,  dr += G^T (q + w)
   // Step t computes dS of tile t, whose position scores are in `scores`; dq and dr of the tile of distances that was
-  // whole after tile t - 1; and the position scores of tile t + 1.
-  template <bool FIRST>
-  TXL_DEVICE void step(float (&scores)[32], float (&dq)[S::WIDTH / 2], float (&dq_r)[DR], float (&dr)[DR], int t) {
+  // whole after tile t - 1; and the position scores of tile t + 1. The first tile of all is
+  // `begin`: dS before it is 0, and so are its products, as a copy of the step without them would be as many
+  // instructions again.
+  TXL_DEVICE void step(float (&scores)[32], float (&dq)[S::WIDTH / 2], float (&dq_r)[DR], float (&dr)[DR], int t,
+                       int begin) {
     float dp[32], unskewed[32];
     uint32_t ds[16];
     issue_qk(scores);
     issue_dout_v(dp);
-    if constexpr (!FIRST) dr_.flush(p_, block_, dr, t - 2), issue_dq_dr(dq_r, dr, t - 1);
+    if (t - 2 >= begin) dr_.flush(p_, block_, dr, t - 2);
+    issue_dq_dr(dq_r, dr, t - 1);
     dr_.acquire();
-    warpgroup_wait<FIRST ? 0 : 2>();  // plant: tile-scores-wait
+    warpgroup_wait<2>();  // plant: tile-scores-wait
     fence_operand(scores);
     fence_operand(dp);
     v_.consumer_release();
     softmax_backward(scores, dp, t);
     pack_operand<T>(scores, ds);
-    if constexpr (!FIRST) {
-      warpgroup_wait<0>();  // plant: distances-wait
-      finish_dq_dr(dq_r, dr);
-    }
-    sync_warpgroup(warpgroup_);  // all have read what is overwritten here; plant: distances-barrier
+    warpgroup_wait<0>();                // plant: distances-wait
+    finish_dq_dr(dq_r, dr, t > begin);  // plant: first-release-of-r
+    sync_warpgroup(warpgroup_);         // all have read what is overwritten here; plant: distances-barrier
     issue_qr(unskewed);
     unskew_.store(ds, t & 1);  // plant: operand-read
-    if constexpr (!FIRST) dr_.store(dr);
+    dr_.store(dr);
     gemm_rs<T, Major::MN, ScaleOut::One>(dq, ds, stage(S::k, k_.stage()));
     fence_view_async_shared();  // plant: distances-fence
     sync_warpgroup(warpgroup_);
-    if constexpr (!FIRST) dr_.start(p_, block_, dr, t - 1);
+    if (t > begin) dr_.start(p_, block_, dr, t - 1);
     warpgroup_wait<1>();  // plant: next-scores-wait
     fence_operand(unskewed);
     skew(unskewed, scores, t + 1);
@@ -388,28 +396,19 @@ class QueriesConsumer {
 
   TXL_DEVICE void mainloop(const TileRange& range, float (&dq)[S::WIDTH / 2], float (&dq_r)[DR]) {
     float unskewed[32], scores[32], dr[DR] = {};
-    if constexpr (SHORT_EDGES) {
-      issue_qr(scores);
-      issue_qr(unskewed);
-      warpgroup_wait<0>();  // plant: first-distances-wait
-      fence_operand(scores);
-      skew_.store(scores, range.begin - 1);
-    } else {
-      issue_qr(unskewed);
-      warpgroup_wait<0>();
-      fence_operand(unskewed);
-      skew_.store(unskewed, range.begin - 1);
-      issue_qr(unskewed);
-      warpgroup_wait<0>();
-    }
+    issue_qr(unskewed);
+    warpgroup_wait<0>();
+    fence_operand(unskewed);
+    skew_.store(unskewed, range.begin - 1);
+    issue_qr(unskewed);
+    warpgroup_wait<0>();
     fence_operand(unskewed);
     skew(unskewed, scores, range.begin);
-    step<true>(scores, dq, dq_r, dr, range.begin);
     TXL_ROLLED
-    for (int t = range.begin + 1; t < range.end; ++t) step<false>(scores, dq, dq_r, dr, t);
+    for (int t = range.begin; t < range.end; ++t) step(scores, dq, dq_r, dr, t, range.begin);
     // The last two tiles of distances; the last one's other half is empty.
-    dr_.flush(p_, block_, dr, range.end - 2);
-    TXL_UNROLL
+    if (range.end - 2 >= range.begin) dr_.flush(p_, block_, dr, range.end - 2);
+    TXL_ROLLED
     for (int t = range.end - 1; t <= range.end; ++t) {
       issue_dq_dr(dq_r, dr, t);
       warpgroup_wait<0>();
@@ -428,88 +427,42 @@ class QueriesConsumer {
     r_for_dq_.consumer_release();  // the tile that was loaded after the last one
   }
 
-  // Writes dq of so many columns, times a scale, or its part where keys are split.
-  template <int WIDTH>
-  TXL_DEVICE void write_dq(float (&dq)[WIDTH / 2], float scale, int64_t columns, const View& to, float* parts) const {
-    if (!to.data) return;
-    if constexpr (SHORT_EDGES && WIDTH > NARROW) {
-      TXL_UNROLL
-      for (int n = 0; n < WIDTH / 2; ++n) dq[n] *= scale;
-      store_dq(skew_ring(), dq, 0);
-    } else {
-      TXL_UNROLL
-      for (int n = 0; n < WIDTH / 2; n += 2) {
-        const int i = query_ + n / 2 % 2 * 8, column = n / 4 * 8 + accumulator_column();
-        if (i >= p_.L || column >= columns) continue;
-        const float one = scale * dq[n], two = scale * dq[n + 1];
-        if (p_.parts > 1) {
-          float* const part = parts + ((block_.part * p_.B * p_.H + block_.bh()) * p_.rows + i) * columns + column;
-          part[0] = one, part[1] = two;
-        } else {
-          *reinterpret_cast<uint32_t*>(const_cast<T*>(row_of<T>(to, block_.b, block_.h, i)) + column) =
-              pack(T(), one, two);
-        }
-      }
-    }
-  }
-
-  // Stores this warp's rows of dq, from column `begin` on, or of its part where keys are split. buffer: byte of shared
-  // memory for STAGED_BYTES.
+  // Multiplies dq of so many columns by a scale and writes it, or its part where keys are split. dq: of columns begin
+  // and on.
   template <int N>
-  TXL_DEVICE void store_dq(int buffer, const float (&dq)[N], int begin) const {
-    const int first = first_query_ + warp_ * 16, columns = static_cast<int>(p_.D) - begin;
-    if (p_.parts > 1) {
-      store_rows<float>(block_.address(buffer), dq, columns, [&](int m) {
-        const int64_t row = (block_.part * p_.B * p_.H + block_.bh()) * p_.rows + first + m;
-        return first + m < p_.L ? p_.dq_parts + row * p_.D + begin : nullptr;
-      });
-    } else {
-      store_rows<T>(block_.address(buffer), dq, columns, [&](int m) {
-        return first + m < p_.L ? const_cast<T*>(row_of<T>(p_.dq, block_.b, block_.h, first + m)) + begin : nullptr;
-      });
+  TXL_DEVICE void write_dq(float (&dq)[N], float scale, int64_t columns, const View& to, float* parts,
+                           int begin = 0) const {
+    TXL_UNROLL
+    for (int n = 0; n < N; ++n) dq[n] *= scale;
+    if (!to.data) return;
+    const int left = static_cast<int>(columns) - begin, first_column = begin + accumulator_column();
+    TXL_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      const int i = query_ + 8 * h;
+      const bool exists = i < p_.L;
+      if (p_.parts > 1) {
+        float* const row = parts + ((block_.part * p_.B * p_.H + block_.bh()) * p_.rows + i) * columns;
+        store_float_row<2 * N>(row + first_column, left, exists, [&](int m) { return dq + 4 * m + 2 * h; });
+      } else {
+        T* const row = const_cast<T*>(row_of<T>(to, block_.b, block_.h, exists ? i : 0));
+        store_row<2 * N>(row + first_column, left, exists,
+                         [&](int m) { return pack(T(), dq[4 * m + 2 * h], dq[4 * m + 2 * h + 1]); });
+      }
     }
   }
 
   // Writes dq, or its part where keys are split, and its sums over this warp's queries. dq: of columns begin and on.
-  // buffer: see store_dq.
   template <int N>
-  TXL_DEVICE void epilogue(float (&dq)[N], int buffer, int begin = 0) const {
-    const float scale = scale_log2(p_);
-    const int first_column = begin + accumulator_column();
+  TXL_DEVICE void epilogue(float (&dq)[N], int begin = 0) const {
+    write_dq(dq, scale_log2(p_), p_.D, p_.dq, p_.dq_parts, begin);
+    if (!p_.q_sums) return;
     const int64_t blocks = p_.rows / S::QUERIES * p_.parts;
     const int64_t block = block_.first_query / S::QUERIES * p_.parts + block_.part;
-    const int64_t sums_at = ((block_.bh() * blocks + block) * S::QUERY_GROUPS + warpgroup_) * WARPGROUP_WARPS + warp_;
+    const int64_t at = ((block_.bh() * blocks + block) * S::QUERY_GROUPS + warpgroup_) * WARPGROUP_WARPS + warp_;
+    float sums[N / 2];
     TXL_UNROLL
-    for (int n = 0; n < N; n += 4) {
-      const int column = n / 4 * 8 + first_column;
-      float sums[2] = {};
-      TXL_UNROLL
-      for (int h = 0; h < 2; ++h) {
-        const int i = query_ + 8 * h;
-        const float one = scale * dq[n + 2 * h], two = scale * dq[n + 2 * h + 1];
-        sums[0] += one, sums[1] += two;
-        if constexpr (SHORT_EDGES) {
-          dq[n + 2 * h] = one, dq[n + 2 * h + 1] = two;
-          continue;
-        }
-        if (!p_.dq.data || i >= p_.L || column >= p_.D) continue;
-        if (p_.parts > 1) {
-          float* const to = p_.dq_parts + ((block_.part * p_.B * p_.H + block_.bh()) * p_.rows + i) * p_.D + column;
-          to[0] = one, to[1] = two;
-        } else {
-          *reinterpret_cast<uint32_t*>(const_cast<T*>(row_of<T>(p_.dq, block_.b, block_.h, i)) + column) =
-              pack(T(), one, two);
-        }
-      }
-      if (!p_.q_sums) continue;
-      TXL_UNROLL
-      for (int step = 4; step < WARP; step *= 2)
-        sums[0] += shuffle_xor(sums[0], step), sums[1] += shuffle_xor(sums[1], step);
-      if (thread() % WARP < 4 && column < p_.D)
-        p_.q_sums[sums_at * p_.D + column] = sums[0], p_.q_sums[sums_at * p_.D + column + 1] = sums[1];
-    }
-    if constexpr (SHORT_EDGES)
-      if (p_.dq.data) store_dq(buffer, dq, begin);
+    for (int n = 0; n < N / 2; ++n) sums[n] = dq[n / 2 * 4 + n % 2] + dq[n / 2 * 4 + n % 2 + 2];
+    store_column_sums(p_.q_sums + at * p_.D + begin, static_cast<int>(p_.D) - begin, sums);
   }
 
   const BackwardProblem& p_;

@@ -26,8 +26,7 @@ class QueriesHalvesConsumer : private QueriesConsumer<S> {
     load_operands();
     float dq[32] = {};
     if (this->block_.tiles) this->consume_tiles(range, [&] { mainloop(range, dq); });
-    // A half of the ring that the two warps with the same queries share; mainloop() ends by barriers of all.
-    this->epilogue(dq, S::skew + this->warp_ * Skew::BYTES + half_ * STAGED_BYTES, half_ * SIDE);
+    this->epilogue(dq, half_ * SIDE);
   }
 
  private:
@@ -36,13 +35,8 @@ class QueriesHalvesConsumer : private QueriesConsumer<S> {
   TXL_DEVICE void load_operands() {
     const QueryBlock<S>& block = this->block_;
     uint32_t q_position[S::WIDTH / 4];
-    load_queries<T, S::WIDTH>(this->p_, block.b, block.h, this->first_query_, q_position, this->q_content_);
-    load_rows<T, S::WIDTH>(this->p_, this->p_.dout, block.b, block.h, this->first_query_, this->p_.L, this->dout_);
-    this->clear_empty_queries(q_position), this->clear_empty_queries(this->q_content_);
-    this->clear_empty_queries(this->dout_);
+    this->load_rows(q_position);
     if (half_ == 0) store_operand<S::WIDTH>(q_position, block.address(S::q_position));
-    float share[2];
-    this->compute_stats(share);
     if (block.part == 0) {
       if (half_ == 0) this->template write_queries<S::WIDTH>(this->p_.q_content, this->p_.D, this->q_content_);
       if (half_ == 1) this->template write_queries<S::WIDTH>(this->p_.q_position, this->p_.D, q_position);
@@ -87,10 +81,10 @@ class QueriesHalvesConsumer : private QueriesConsumer<S> {
     gemm_ss<T, SIDE, Major::MN, Major::MN, ScaleOut::Zero>(dr, ds_by_distance(t),
                                                            columns_of_half(this->block_.address(S::q_position)));
   }
-  TXL_DEVICE void finish_dq_dr(float (&dq)[32], float (&dr)[32]) {
+  TXL_DEVICE void finish_dq_dr(float (&dq)[32], float (&dr)[32], bool is_used_up = true) {
     fence_operand(dq);
     fence_operand(dr);
-    this->r_for_dq_.consumer_release();
+    if (is_used_up) this->r_for_dq_.consumer_release();
   }
   // Stores the product that came with tile t, and loads the tile's position scores.
   TXL_DEVICE void skew(const float (&unskewed)[16], float (&scores)[16], int t) {
@@ -131,25 +125,22 @@ class QueriesHalvesConsumer : private QueriesConsumer<S> {
   }
 
   // The step of queries_consumer.cuh; dq takes dS of both warpgroups, so its product waits for their barrier.
-  template <bool FIRST>
-  TXL_DEVICE void step(float (&scores)[16], float (&dq)[32], float (&dr)[32], int t) {
+  TXL_DEVICE void step(float (&scores)[16], float (&dq)[32], float (&dr)[32], int t, int begin) {
     float dp[16], unskewed[16];
     uint32_t ds[8];
     gemm_rs<T, Major::K, ScaleOut::One>(scores, this->q_content_,
                                         rows_of_half(this->stage(S::k, this->k_.consumer_wait())));
     gemm_rs<T, Major::K, ScaleOut::Zero>(dp, this->dout_, rows_of_half(this->stage(S::v, this->v_.consumer_wait())));
-    if constexpr (!FIRST) issue_dq_dr(dq, dr, t - 1);
-    warpgroup_wait<FIRST ? 0 : 2>();  // plant: halves-scores-wait
+    issue_dq_dr(dq, dr, t - 1);
+    warpgroup_wait<2>();  // plant: halves-scores-wait
     fence_operand(scores);
     fence_operand(dp);
     this->v_.consumer_release();
     softmax_backward(scores, dp, t);
     TXL_UNROLL
     for (int n = 0; n < 8; ++n) ds[n] = pack(T(), scores[2 * n], scores[2 * n + 1]);
-    if constexpr (!FIRST) {
-      warpgroup_wait<0>();  // plant: halves-distances-wait
-      finish_dq_dr(dq, dr);
-    }
+    warpgroup_wait<0>();  // plant: halves-distances-wait
+    finish_dq_dr(dq, dr, t > begin);
     sync_consumers();  // all have read what is overwritten here; plant: halves-distances-barrier
     issue_qr(unskewed);
     store_ds(ds, t);
@@ -157,7 +148,7 @@ class QueriesHalvesConsumer : private QueriesConsumer<S> {
     sync_consumers();           // plant: halves-whole-barrier
     gemm_ss<T, SIDE, Major::K, Major::MN, ScaleOut::One>(dq, this->block_.address(S::ds_by_key),
                                                          columns_of_half(this->stage(S::k, this->k_.stage())));
-    if constexpr (!FIRST) boxes_.add(this->p_, this->block_, dr, half_ * SIDE, t - 1);
+    if (t > begin) boxes_.add(this->p_, this->block_, dr, half_ * SIDE, t - 1);
     warpgroup_wait<1>();  // plant: halves-next-scores-wait
     fence_operand(unskewed);
     skew(unskewed, scores, t + 1);
@@ -175,11 +166,10 @@ class QueriesHalvesConsumer : private QueriesConsumer<S> {
     fence_operand(unskewed);
     skew_.store(scores, range.begin - 1);
     skew(unskewed, scores, range.begin);
-    step<true>(scores, dq, dr, range.begin);
     TXL_ROLLED
-    for (int t = range.begin + 1; t < range.end; ++t) step<false>(scores, dq, dr, t);
+    for (int t = range.begin; t < range.end; ++t) step(scores, dq, dr, t, range.begin);
     // The last two tiles of distances; the last one's other half is empty.
-    TXL_UNROLL
+    TXL_ROLLED
     for (int t = range.end - 1; t <= range.end; ++t) {
       issue_dq_dr(dq, dr, t);
       warpgroup_wait<0>();

@@ -23,32 +23,27 @@ struct QueryBlock {
   StageBarriers<S::R_STAGES> r;
   int* key_bounds;  // [2][QUERIES], see find_key_bounds
 
-  // Block `number` of batch row b and head block_y(), see place(); by all threads.
+  // number: of the block of queries and of its part of the keys. Where attention is causal, the
+  // last queries see the largest number of keys: they begin first. By all threads.
   TXL_DEVICE QueryBlock(const PrefillProblem& problem, char* memory, int batch_row, int number)
-      : QueryBlock(problem, memory) {
-    place(batch_row, block_y(), number);
+      : p(problem),
+        shared(memory),
+        key_tiles(problem),
+        b(batch_row),
+        h(block_y()),
+        part(number % static_cast<int>(p.parts)) {
+    const int blocks = (static_cast<int>(p.L) + S::QUERIES - 1) / S::QUERIES;
+    first_query = (blocks - 1 - number / static_cast<int>(p.parts)) * S::QUERIES;
+    k.barriers = reinterpret_cast<Barrier*>(shared + S::barriers);
+    v.barriers = k.barriers + k.BARRIERS, r.barriers = v.barriers + v.BARRIERS;
+    key_bounds = reinterpret_cast<int*>(shared + S::key_bounds);
     prefetch_descriptors();
     if (thread() == 0) init_barriers();
     find_key_bounds<S::QUERIES>(p, key_tiles, b, first_query, key_bounds);
     barrier();
     find_tiles();
   }
-  // No block of queries yet.
-  TXL_DEVICE QueryBlock(const PrefillProblem& problem, char* memory) : p(problem), shared(memory), key_tiles(problem) {
-    Barrier* const barriers = reinterpret_cast<Barrier*>(shared + S::barriers);
-    k.barriers = barriers, v.barriers = k.barriers + k.BARRIERS, r.barriers = v.barriers + v.BARRIERS;
-    key_bounds = reinterpret_cast<int*>(shared + S::key_bounds);
-  }
 
-  // number: of the block of queries and of its part of the keys. Where attention is causal, the
-  // last queries see the largest number of keys: they begin first.
-  TXL_DEVICE void place(int batch_row, int head, int number) {
-    b = batch_row, h = head, part = number % static_cast<int>(p.parts), first_query = first_query_of(number);
-  }
-  TXL_DEVICE int first_query_of(int number) const {
-    const int blocks = (static_cast<int>(p.L) + S::QUERIES - 1) / S::QUERIES;
-    return (blocks - 1 - number / static_cast<int>(p.parts)) * S::QUERIES;
-  }
   // Finds the part's tiles from key_bounds. By a warp.
   TXL_DEVICE void find_tiles() {
     const int parts = static_cast<int>(p.parts);
@@ -140,24 +135,17 @@ struct RTileCursor {
   }
 };
 
-// The producer's places in the pipelines of tiles.
-template <class S>
-struct TileProducers {
-  Producer<S::STAGES> k;
-  Producer<S::V_STAGES> v;
-  Producer<S::R_STAGES> r;
-  TXL_DEVICE explicit TileProducers(const QueryBlock<S>& block)
-      : k(block.k.empty()), v(block.v.empty()), r(block.r.empty()) {}
-};
-
 // The producer: loads all tiles in the order in which they are used. Those of r begin QUERY_GROUPS before the first of
 // k. By one thread.
 template <class S>
-TXL_DEVICE void load_tiles(const QueryBlock<S>& block, TileProducers<S>& producers) {
+TXL_DEVICE void load_tiles(const QueryBlock<S>& block) {
   const PrefillProblem& p = block.p;
+  Producer<S::STAGES> k(block.k.empty());
+  Producer<S::V_STAGES> v(block.v.empty());
+  Producer<S::R_STAGES> r(block.r.empty());
   const int head = block.kv_head();
   const auto load_r = [&](int j) {
-    const int stage = producers.r.producer_acquire(), row = static_cast<int>(p.zero_row) + block.distance(j);
+    const int stage = r.producer_acquire(), row = static_cast<int>(p.zero_row) + block.distance(j);
     load_tile_of_r<S>(block.shared, S::r + stage * S::R_TILE_BYTES, block.r.full(stage), p.r_rows, row, block.h);
   };
   const auto load_keys = [&](auto& producer, int to, const auto& barriers, const RowsMap& memory,
@@ -174,16 +162,10 @@ TXL_DEVICE void load_tiles(const QueryBlock<S>& block, TileProducers<S>& produce
     if (is_loaded(j)) load_r(j);
   TXL_ROLLED
   for (int t = 0; t < block.tiles; ++t) {
-    load_keys(producers.k, S::k, block.k, p.k_mem_rows, p.k_rows, t);
+    load_keys(k, S::k, block.k, p.k_mem_rows, p.k_rows, t);
     if (is_loaded(t + 1)) load_r(t + 1);
-    load_keys(producers.v, S::v, block.v, p.v_mem_rows, p.v_rows, t);
+    load_keys(v, S::v, block.v, p.v_mem_rows, p.v_rows, t);
   }
-}
-// The same for a thread block with this block of queries alone.
-template <class S>
-TXL_DEVICE void load_tiles(const QueryBlock<S>& block) {
-  TileProducers<S> producers(block);
-  load_tiles(block, producers);
 }
 
 }  // namespace txl_cuda

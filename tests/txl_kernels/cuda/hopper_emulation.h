@@ -204,10 +204,6 @@ template <int WHICH, int THREADS>
 void named_barrier_sync() {
   named_barrier(WHICH, THREADS).wait();
 }
-template <int WHICH, int THREADS>
-void named_barrier_arrive() {
-  named_barrier(WHICH, THREADS).arrive();
-}
 inline int opaque(int x) { return x; }
 inline void launch_dependent_grids() {}
 inline void wait_on_dependent_grids() {}
@@ -255,12 +251,6 @@ template <int OFFSET = 0>
 void load_shared_pair(uint32_t at, float& x, float& y) {
   x = load_shared<OFFSET>(at), y = load_shared<OFFSET + 4>(at);
 }
-inline Chunk load_shared_chunk(uint32_t at) {
-  if (at % 16) simt::die("16 bytes of shared memory that do not start at a multiple of 16");
-  Chunk x;
-  std::memcpy(&x, simt::shared_at(at), 16);
-  return x;
-}
 template <int OFFSET>
 void store_shared_low(uint32_t at, uint32_t x) {
   std::memcpy(simt::shared_at(at + OFFSET), &x, 2);
@@ -271,10 +261,22 @@ void store_shared_high(uint32_t at, uint32_t x) {
   std::memcpy(simt::shared_at(at + OFFSET), &x, 2);
 }
 
-inline uint32_t load_word(const void* from, bool exists) {
+template <int OFFSET>
+uint32_t load_word(const void* from, bool exists) {
   uint32_t x = 0;
-  if (exists) __builtin_memcpy(&x, from, 4);
+  if (exists) std::memcpy(&x, static_cast<const char*>(from) + OFFSET, 4);
   return x;
+}
+template <int OFFSET>
+void store_word(void* to, uint32_t x, bool exists) {
+  if (exists) std::memcpy(static_cast<char*>(to) + OFFSET, &x, 4);
+}
+template <int OFFSET>
+void store_pair(float* to, float x, float y, bool exists) {
+  static_assert(OFFSET % 8 == 0);
+  if (exists && reinterpret_cast<uintptr_t>(to) % 8)
+    simt::die("a pair of floats that does not start at a multiple of 8");
+  if (exists) to[OFFSET / 4] = x, to[OFFSET / 4 + 1] = y;
 }
 inline float exp2_approx(float x) {
   const float y = exp2f(x);

@@ -11,32 +11,33 @@ from cases import Case
 from cuda_cases import HOPPER, HOPPER_INKLING, forward, use
 from cuda_ptx import PtxModule, compiled_ptx, ptx_module
 from oracle import matches_the_reference
-from planted_faults import LONG, MANY, NOTHING, PARTS, POSITIONS, VARIANTS, WIDE, WIDE_LONG, Hopper, detects
+from planted_faults import NOTHING, OF_VARIANT, PARTS, POSITIONS, VARIANT, WIDE, WIDE_LONG, Hopper, detects
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"),
 ]
-ALL, EARLY = "TXL_SECOND_GENERATION", "TXL_EARLY_START"  # the first stands for all macros
 SHORT = [case for case in HOPPER if case.D > 64 or case.name.startswith("blocks")]
 INKLING = [case for case in HOPPER_INKLING if case.name.startswith(("a table", "nothing"))]
-CASES = [(ALL, case) for case in [*SHORT, *INKLING, WIDE_LONG, MANY, NOTHING, POSITIONS]]
-CASES += [
-    (macro, case) for macro in ("TXL_SHORT_EDGES", "TXL_ORDERED_EXPONENTIALS") for case in (LONG, WIDE, POSITIONS)
-]
+CASES = [*SHORT, *INKLING, WIDE_LONG, NOTHING, POSITIONS]
 DTYPES = (torch.float16, torch.bfloat16)
 
 
-def module_of(macro: str) -> PtxModule:
-    module = ptx_module(macro)
-    module.early = ("backward_keys", "finish", "early_merge") if macro in (EARLY, ALL) else ()
+@pytest.fixture(scope="module")
+def module() -> PtxModule:
+    module = ptx_module(VARIANT)
+    module.early = ("backward_keys", "finish", "early_merge")
     return module
 
 
+@pytest.fixture(scope="module")
+def compiled() -> list[str]:
+    return compiled_ptx("sm_90a", VARIANT)
+
+
 @pytest.fixture
-def kernels(macro: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[PtxModule]:
-    module = module_of(macro)
-    module.use(compiled_ptx("sm_90a", macro))
+def kernels(module: PtxModule, compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[PtxModule]:
+    module.use(compiled)
     module.first = ()
     use(monkeypatch, module, multiprocessors=1)
     yield module
@@ -45,31 +46,23 @@ def kernels(macro: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[PtxModule]:
 
 
 @pytest.mark.usefixtures("kernels", "nan_filled")
-@pytest.mark.parametrize(
-    ("macro", "case", "dtype"), [(macro, case, DTYPES[n % 2]) for n, (macro, case) in enumerate(CASES)], ids=str
-)
+@pytest.mark.parametrize(("case", "dtype"), [(case, DTYPES[n % 2]) for n, case in enumerate(CASES)], ids=str)
 def test_values_and_gradients(case: Case, dtype: torch.dtype) -> None:
     matches_the_reference(case, dtype, "cuda")
 
 
-@pytest.mark.parametrize("macro", [ALL])
-@pytest.mark.parametrize("case", [WIDE, MANY], ids=str)
-@pytest.mark.parametrize("first", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 2, 0), (2, 0, 3, 1)], ids=str)
-def test_warpgroups_in_any_order(first: tuple[int, ...], case: Case, kernels: PtxModule) -> None:
-    kernels.first = first if case.D == 64 else tuple(g for g in first if g < 3)
-    matches_the_reference(case, torch.bfloat16, "cuda")
+@pytest.mark.parametrize("first", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (1, 0, 2)], ids=str)
+def test_warpgroups_in_any_order(first: tuple[int, ...], kernels: PtxModule) -> None:
+    kernels.first = first
+    matches_the_reference(WIDE, torch.bfloat16, "cuda")
 
 
-@pytest.mark.parametrize("macro", [ALL])
 def test_split_keys(kernels: PtxModule, monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, kernels, multiprocessors=132)
     matches_the_reference(Case("memory", L=70, M=600, D=128, B=1, H=1), torch.bfloat16, "cuda")
 
 
-@pytest.mark.parametrize("macro", [ALL])
-def test_items_of_several_blocks_and_parts(kernels: PtxModule, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Items of parts of keys; the last of five blocks has fewer items than the others."""
-    use(monkeypatch, kernels, multiprocessors=1)
+def test_split_keys_of_forward(kernels: PtxModule, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = forward(PARTS, torch.bfloat16)
     use(monkeypatch, kernels, multiprocessors=5)
     for got, want in zip(forward(PARTS, torch.bfloat16), whole, strict=True):
@@ -77,20 +70,17 @@ def test_items_of_several_blocks_and_parts(kernels: PtxModule, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("kernels", "the_same_bits")
-@pytest.mark.parametrize("macro", [ALL])
 def test_gradients_with_the_same_bits() -> None:
     """dr is summed in a table for each block of a launch."""
     matches_the_reference(Case("two rows", L=130, M=70, D=128, B=2, H=1), torch.bfloat16, "cuda")
 
 
 @pytest.mark.parametrize(
-    ("macro", "kernel", "fault"),
-    [(macro, kernel, fault) for macro, (kernel, faults) in VARIANTS.items() for fault in faults],
-    ids=str,
+    ("direction", "fault"), [(name, fault) for name, faults in OF_VARIANT.items() for fault in faults], ids=str
 )
 def test_planted_fault_is_detected(
-    macro: str, kernel: str, fault: Hopper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = module_of(macro)
+    direction: str, fault: Hopper, module: PtxModule, compiled: list[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     use(monkeypatch, module, multiprocessors=5 if fault.case is PARTS else 1)
-    detects(module, compiled_ptx("sm_90a", macro), fault, f"hopper/{kernel}_bf16.cu", tmp_path, (f"-D{macro}",))
+    detects(module, compiled, fault, f"hopper/{direction}_bf16.cu", tmp_path, (f"-D{VARIANT}",))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cuda_emulation import CSRC, HERE, build_driver
-from planted_faults import BACKWARD, DECODE, FORWARD, VARIANTS, Edit, copied_source, marks, plant
+from planted_faults import BACKWARD, DECODE, FORWARD, OF_VARIANT, Edit, copied_source, marks, plant
 
 NO_DRIVER = "CUDA driver version is insufficient for CUDA runtime version\n"
 THREADS = ("-DSIMT_THREADS", "-pthread", "-g", "-fsanitize=thread")
@@ -21,7 +21,7 @@ BARRIERS = [
 
 
 def test_every_mark_has_a_fault(tmp_path: Path) -> None:
-    of_variants = [fault for _, faults in VARIANTS.values() for fault in faults]
+    of_variants = [fault for faults in OF_VARIANT.values() for fault in faults]
     faults = [(fault.name, fault.edit) for fault in FORWARD + BACKWARD + of_variants]
     faults += [(name, edit) for name, edit, _ in DECODE]
     assert sorted(name for _, _, name in marks()) == sorted(name for name, _ in faults)
