@@ -12,7 +12,7 @@ from unittest import mock
 
 import inkling_models
 import pytest
-import test_t5
+import t5_models
 import torch
 from layer_helpers import check
 from small_models import ENCODERS, KINDS, arguments_of, model_of, randomized, valid_parts
@@ -65,7 +65,8 @@ def test_nemos_transformer(mode: str) -> None:
 WEIGHTS: dict[str, tuple[Any, int]] = {
     **{name: (lambda name=name: (model_of(name, attn_implementation="eager"), arguments_of(name)), layers)
        for name, layers in (("Parakeet", 2), ("WavLM", 3), ("MPNet", 3))},
-    "T5 with decoder": (lambda: (test_t5.model_of(implementation="eager"), test_t5.GIVEN | {"labels": test_t5.LABELS}), 6),
+    "T5 with decoder": (lambda: (t5_models.model_of(implementation="eager"),
+                                 t5_models.GIVEN | {"labels": t5_models.LABELS}), 6),
     **{name: (lambda name=name: (inkling_models.model_of(name), {"input_ids": inkling_models.TOKENS}),
               8 if name == "Inkling2Loop" else 4) for name in inkling_models.NAMES},
 }  # fmt: skip
