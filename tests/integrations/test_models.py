@@ -137,6 +137,7 @@ def test_xlnets_permutations_fall_back() -> None:
     check(model, torch.no_grad()(lambda: model(tokens, **given).logits), {"a mask with holes": 4}, 2e-5)
 
 
+@pytest.mark.nightly
 def test_the_example_of_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight minutes: with fewer, the memory of the process itself is no small part. Each case
     compares itself with the original. The predicted memory is the original's beyond ours."""

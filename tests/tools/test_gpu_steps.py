@@ -42,7 +42,7 @@ def test_one(n):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("processes", [1, 0])
 def test_lost_context_costs_one_test(tmp_path: Path, processes: int) -> None:
     """The context ends the run if there is no worker process, which is replaced."""
@@ -57,7 +57,7 @@ def test_lost_context_costs_one_test(tmp_path: Path, processes: int) -> None:
     assert (" 5 passed" if processes else " 3 passed") in done.stdout.replace("\n", " "), done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_steps_that_fail_or_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,7 +85,7 @@ def test_steps_that_fail_or_hang(
     assert (tmp_path / "call.txt").read_text() == "last: not run, the time is up\n"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_steps_are_rehearsed(tmp_path: Path) -> None:
     """Those that need no tools of a GPU."""
     env = {name: x for name, x in os.environ.items() if "XDIST" not in name} | {"TRITON_INTERPRET": "1"}
@@ -132,7 +132,7 @@ print(json.dumps(hits))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_carried_kernels_are_found(tmp_path: Path) -> None:
     """Kernels that were compiled in one tree are not compiled again in another."""
 

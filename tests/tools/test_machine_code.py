@@ -81,6 +81,7 @@ def test_spill_of_a_tile_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> N
     assert measured["loop"] > 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("far", [("k", "v"), ("k_mem", "v_mem")], ids=["segment", "memory"])
 def test_rows_with_64_bit_strides_compile(far: tuple[str, str]) -> None:
     """Strides of the memory or of the segment: no variable may hold either of two types."""
