@@ -54,7 +54,7 @@ def graphs() -> Iterator[Graphs]:
     """A backend; more recompilations than torch's limit raise."""
     torch.compiler.reset()
     counters.clear()
-    with dynamo.patch(fail_on_recompile_limit_hit=True):
+    with dynamo.patch(fail_on_cache_limit_hit=True):
         yield Graphs()
     torch.compiler.reset()
 
