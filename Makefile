@@ -31,7 +31,7 @@ test: $(VENV)/installed ## the tests that need neither a GPU nor other libraries
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore tests/integrations -m "not slow and not nightly and not triton and not gpu" $(PARALLEL)
 
 test-slow: $(VENV)/installed ## tests that take long: processes, compilers, GPU code on a CPU, planted faults, sanitizers
-	PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore tests/integrations -m slow $(PROOFS) $(PARALLEL)
+	PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore tests/integrations -m "slow and not nightly" $(PROOFS) $(PARALLEL)
 
 test-interpreter: $(VENV)/installed ## tests of the Triton kernels, in Triton's interpreter: their own, and every backend's
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(INTERPRETED) -m triton --backends triton $(PARALLEL)

@@ -69,7 +69,7 @@ def test_kernels_and_table_differ(
     assert json.loads((tmp_path / "table.json").read_text()) == {"Triton 3.9": {new: kernel}}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_spill_of_a_tile_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tile known to need more than the registers of sm_80."""
     monkeypatch.setattr(config, "choose", lambda *given: config.Config(64, 64, 4, 1))
@@ -95,7 +95,7 @@ def test_rows_with_64_bit_strides_compile(far: tuple[str, str]) -> None:
     assert "backward_keys_kernel" in compiled
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @NEEDS_NVCC
 def test_trips_to_global_memory(tmp_path: Path) -> None:
     """Three loads that need each other's results, and three that do not."""
@@ -109,7 +109,7 @@ def test_trips_to_global_memory(tmp_path: Path) -> None:
         assert machine_code.trips(sass) == wanted
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @NEEDS_NVCC
 @pytest.mark.parametrize("spills", [False, True])
 def test_spill_of_a_decode_kernel(tmp_path: Path, spills: bool) -> None:
@@ -130,7 +130,7 @@ def test_spill_of_a_decode_kernel(tmp_path: Path, spills: bool) -> None:
     assert any("spills" in x for x in machine_code.complaints(*found, kernel, None)) == spills
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @NEEDS_NVCC
 def test_registers_that_warpgroups_redistribute(tmp_path: Path) -> None:
     source, fatbin = tmp_path / "one.cu", tmp_path / "one.fatbin"

@@ -93,7 +93,7 @@ def trained(
 
 @pytest.mark.parametrize(
     "options",
-    [{}, *(pytest.param(x, marks=SLOW) for x in (WHOLE, BANDED)), *(pytest.param(x, marks=NIGHTLY) for x in MORE)],
+    [pytest.param(x, marks=SLOW) for x in ({}, WHOLE, BANDED)] + [pytest.param(x, marks=NIGHTLY) for x in MORE],
     ids=str,
 )
 def test_segment_is_one_graph(options: dict[str, Any], graphs: Graphs) -> None:
@@ -111,7 +111,7 @@ def test_segment_is_one_graph(options: dict[str, Any], graphs: Graphs) -> None:
 
 
 @SLOW
-@pytest.mark.parametrize("change", ["none", "untied", "recomputed", "autocast"])
+@pytest.mark.parametrize("change", ["none", pytest.param("untied", marks=NIGHTLY), "recomputed", "autocast"])
 def test_layers_share_three_graphs(change: str, graphs: Graphs) -> None:
     """`txl train --compile` has graphs without memory, with one as long as the segment, and with
     any other. In two epochs the memory grows, and the last segment is shorter."""
