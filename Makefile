@@ -13,9 +13,11 @@ VARIANTS ?= TXL_TWO_WARPGROUPS
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -type f)
 PARALLEL := -n auto
+# Skips what has passed with the same code (tests/support/proofs.py).
+PROOFS ?= -p proofs
 INTERPRETED ?= tests/txl_kernels/api tests/txl_kernels/triton
 
-.PHONY: help demo test test-slow test-interpreter test-integrations peers aot lint gpu-kit bench bench-compare report docs wheel wheels clean
+.PHONY: help demo test test-slow test-interpreter test-integrations test-nightly peers aot lint gpu-kit bench bench-compare report docs wheel wheels clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | while IFS="$$(printf '\t')" read -r target what; do \
@@ -25,16 +27,20 @@ demo: $(VENV)/installed ## a small model trained on 2 cores, what memory and cac
 	$(BIN)/txl demo --run runs/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(VENV)/installed ## the tests that need neither a GPU nor other libraries, in a few minutes
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore tests/integrations -m "not slow and not triton and not gpu" $(PARALLEL)
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore tests/integrations -m "not slow and not nightly and not triton and not gpu" $(PARALLEL)
 
 test-slow: $(VENV)/installed ## tests that take long: processes, compilers, GPU code on a CPU, planted faults, sanitizers
-	PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/pytest tests -m slow -p proofs $(PARALLEL)
+	PYTHONPATH=tests/support OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore tests/integrations -m "slow and not nightly" $(PROOFS) $(PARALLEL)
 
 test-interpreter: $(VENV)/installed ## tests of the Triton kernels, in Triton's interpreter: their own, and every backend's
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(INTERPRETED) -m triton --backends triton $(PARALLEL)
 
 test-integrations: $(VENV)/installed $(PEERS)/installed ## other libraries' attention layers, accelerated, against themselves
-	PEERS=$(PEERS) OMP_NUM_THREADS=1 $(BIN)/pytest tests/integrations $(PARALLEL)
+	PEERS=$(PEERS) OMP_NUM_THREADS=1 $(BIN)/pytest tests/integrations -m "not nightly" $(PARALLEL)
+
+test-nightly: $(VENV)/installed $(PEERS)/installed ## tests marked nightly, of both
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests --ignore tests/integrations -m nightly $(PARALLEL)
+	PEERS=$(PEERS) OMP_NUM_THREADS=1 $(BIN)/pytest tests/integrations -m nightly $(PARALLEL)
 
 peers: $(PEERS)/installed ## the other libraries, in a folder of their own (500 MB)
 

@@ -2,6 +2,7 @@
 written."""
 
 import dataclasses
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -125,6 +126,14 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def quiet_torch_onnx() -> Iterator[None]:
+    """torch.onnx logs that torchvision is missing."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,6 @@ reads that cannot block for ever."""
 import errno
 import fcntl
 import os
-import re
-import secrets
 import shutil
 import stat
 import tempfile
@@ -18,7 +16,6 @@ from txl.errors import TxlError
 
 AnyPath = str | os.PathLike[str]
 
-_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp", re.DOTALL)  # the names that `_temporary` gives
 locks: dict[str, int] = {}  # locks of folders that this process holds: descriptors, by folder
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -27,10 +24,12 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 @contextmanager
 def replaced(path: Path) -> Iterator[IO[bytes]]:
     """Open a new file that replaces `path` when the block ends and is removed if the block raises.
-    It is a temporary file in the same folder; replacement is fsync and rename.
+    It is `.NAME.txl.tmp` in the same folder, in place of a killed writer's; replacement is fsync
+    and rename.
 
     Raises:
-        OSError: it cannot be written; the error names `path`, whose old content is kept.
+        OSError: it cannot be written, or another process writes it; the error names `path`, whose
+            old content is kept.
     """
     with naming(path):
         temporary, descriptor = _temporary(path, folder=False)
@@ -54,12 +53,12 @@ def replace_text(path: Path, text: str) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Make a new folder that is renamed to `path` when the block ends and removed if the block
-    raises. An empty folder at `path` is replaced.
+    """Make a new folder, `.NAME.txl.tmp`, that is renamed to `path` when the block ends and removed
+    if the block raises. It replaces a killed writer's, and an empty folder at `path`.
 
     Raises:
-        OSError: it cannot be written, or `path` is a file or a non-empty folder; the error names
-            `path`.
+        OSError: it cannot be written, another process writes it, or `path` is a file or a non-empty
+            folder; the error names `path`.
     """
     if os.path.lexists(path) and (not path.name or path.is_symlink() or not path.is_dir() or any(path.iterdir())):
         raise FileExistsError(errno.EEXIST, "It exists already; choose another folder", str(path))
@@ -74,21 +73,48 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def _temporary(path: Path, *, folder: bool) -> tuple[Path, int]:
-    """Make a temporary file or folder beside `path`. Return it and its descriptor, which stays
-    locked while the writing process lives (see `remove_leftovers`)."""
+    """Make the temporary file or folder of `path`, in place of a killed writer's. Return it and its
+    descriptor, which stays locked while this process writes."""
+    temporary = path.with_name(f".{os.fsdecode(os.fsencode(path.name)[:200])}.txl.tmp")
+    flags = _DIRECTORY if folder else os.O_WRONLY | os.O_CREAT | os.O_EXCL
     while True:
-        name = os.fsdecode(os.fsencode(path.name)[:200])
-        temporary = path.with_name(f".{name}.{secrets.token_hex(8)}.tmp")
-        if folder:
-            temporary.mkdir()
-            descriptor = os.open(temporary, _DIRECTORY | os.O_NOFOLLOW)
-        else:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE, 0o666)
+        if os.path.lexists(temporary):
+            if _has_writer(temporary):
+                raise OSError(errno.EEXIST, f"Another process writes to {temporary.name}", str(path))
+            with suppress(FileNotFoundError):
+                shutil.rmtree(temporary) if folder else temporary.unlink()
+        try:
+            if folder:
+                temporary.mkdir()
+            descriptor = os.open(temporary, flags | _SAFE, 0o666)
+        except (FileExistsError, FileNotFoundError):
+            if not path.parent.is_dir():
+                raise
+            continue  # another process came between
         with suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if temporary.exists():  # until it was locked, another process could have removed it as a leftover
-            return temporary, descriptor
+        with suppress(FileNotFoundError):  # until it was locked, another process could have replaced it
+            if os.path.samestat(os.fstat(descriptor), temporary.lstat()):
+                return temporary, descriptor
         os.close(descriptor)
+
+
+def _has_writer(path: Path) -> bool:
+    """Whether a process holds the lock of a temporary file or folder. True for a symbolic link,
+    which is not opened: no writer of this package makes one."""
+    try:
+        descriptor = os.open(path, (os.O_RDONLY if path.is_dir() else os.O_RDWR) | os.O_NONBLOCK | _SAFE)
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 @contextmanager
@@ -106,33 +132,6 @@ def _remove(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def remove_leftovers(folder: Path, ending: str = "") -> None:
-    """Remove temporary files and folders that killed writers of this package left in a folder.
-
-    ending: how the names of the finished files end.
-    """
-    for path in list(folder.iterdir()) if folder.is_dir() else []:
-        match = _TEMPORARY.fullmatch(path.name)
-        if match and match[1].endswith(ending) and not _has_writer(path):
-            _remove(path)
-
-
-def _has_writer(path: Path) -> bool:
-    """Whether a process holds, or may hold, the lock of a temporary file. True for a symbolic link,
-    which is not opened: no writer of this package makes one."""
-    try:
-        descriptor = os.open(path, (os.O_RDONLY if path.is_dir() else os.O_RDWR) | os.O_NONBLOCK | _SAFE)
-    except OSError:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def append_text(path: Path, text: str) -> None:
@@ -263,8 +262,7 @@ def make_folder(path: Path, option: str) -> None:
 
 
 def results_folder(path: Path, option: str) -> None:
-    """Create a folder for results, lock it for this process, and remove leftovers of killed
-    writers. Errors as in `make_folder` and `lock_folder`."""
+    """Create a folder for results and lock it for this process. Errors as in `make_folder` and
+    `lock_folder`."""
     make_folder(path, option)
     lock_folder(path, "writes its results")
-    remove_leftovers(path)

@@ -49,7 +49,7 @@ def _padded(x: Tensor) -> Tensor:
     return F.pad(x, (0, missing)) if missing else x
 
 
-def _later(own: Tensor, start: Tensor | None, q: Tensor) -> Tensor:
+def _max_start(own: Tensor, start: Tensor | None, q: Tensor) -> Tensor:
     """Return the larger of a cache's start [B, 1] and the given start, for each query: int32 [B, 1]
     or [B, L]."""
     given = broadcast_bound("start", start, q)
@@ -58,7 +58,7 @@ def _later(own: Tensor, start: Tensor | None, q: Tensor) -> Tensor:
     return torch.where(given < 0, given, torch.maximum(own, given))  # what is out of range stays so, and raises later
 
 
-def _longest(cu_seqlens: Tensor | None, length: int) -> int:
+def _max_length(cu_seqlens: Tensor | None, length: int) -> int:
     """The greatest number of positions that one attention covers: that of the longest packed
     sequence if it can be read without a device synchronization, else `length`."""
     if cu_seqlens is None or cu_seqlens.device.type != "cpu" or torch.compiler.is_compiling():
@@ -98,7 +98,7 @@ class AttentionLayer(nn.Module, abc.ABC):
         "d_model", "n_head", "d_head", "n_kv_head", "attn_dropout", "causal", "window", "chunk", "batch_first", "backend",
     )  # fmt: skip
     # torch.jit.trace compiles all other properties in a model that has methods with @jit.export.
-    __jit_unused_properties__ = ("kernel_width", "_example", "_head_axes", "_batch_axis", "_kv_rows")
+    __jit_unused_properties__ = ("kernel_width", "_like", "_head_axes", "_batch_axis", "_kv_rows")
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class AttentionLayer(nn.Module, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def _example(self) -> Tensor:
+    def _like(self) -> Tensor:
         """A parameter that has the dtype and device of hidden states."""
 
     @property
@@ -258,7 +258,7 @@ class AttentionLayer(nn.Module, abc.ABC):
         if self.chunk is not None and max_segment != self.chunk[0]:
             raise ValueError(f"max_segment must be the size of a chunk, {self.chunk[0]}, got {max_segment}")
         if like is None:
-            like = self._example
+            like = self._like
             if like.is_meta and "forward" in vars(self):  # accelerate's hook loads parameters only for forward
                 raise ValueError("like must be given where the layer's parameters are offloaded: pass like=x")
         r, zero_row = self._cache_table(max_segment, mem_len, like)
@@ -267,7 +267,7 @@ class AttentionLayer(nn.Module, abc.ABC):
             n_kv_head=self.n_kv_head, d_key=self.kernel_width, dtype=like.dtype if r is None else r.dtype,
             device=like.device,
         )  # fmt: skip
-        self._own(cache)
+        self._check_owner(cache)
         cache.made_of = None if r is None else self._table_state()
         return cache
 
@@ -312,7 +312,7 @@ class AttentionLayer(nn.Module, abc.ABC):
         if if_changed and cache.made_of[0] == self._table_state()[0]:
             return
         with torch.no_grad():
-            r, _ = self._cache_table(cache.max_segment, cache.mem_len, self._example if like is None else like)
+            r, _ = self._cache_table(cache.max_segment, cache.mem_len, self._like if like is None else like)
         assert r is not None
         with torch.inference_mode():  # writes to tensors of any mode
             cache.r.copy_(r)
@@ -341,7 +341,7 @@ class AttentionLayer(nn.Module, abc.ABC):
                 f"memory must be whole chunks of {self.chunk[0]} positions, got shape {list(memory.shape)}"
             )
         self._check_chunk(cache)
-        self._own(cache)
+        self._check_owner(cache)
         k, v = self._split(*project_parts(self.qkv, 1 - self._batch_axis, (memory, self._kv_rows)))
         with unchanged_on_error([cache]):
             for first in range(0, k.size(2), cache.max_segment):
@@ -427,11 +427,11 @@ class AttentionLayer(nn.Module, abc.ABC):
         if cache is not None:
             k_and_v, window = cache.memory, cache.window
             begin = cache.start
-            start = start if begin is None else _later(begin, start, q)
+            start = start if begin is None else _max_start(begin, start, q)
         if cache is not None and cache.r is not None:
             r, zero_row = cache.r, cache.zero_row
         else:
-            reach = _longest(cu_seqlens, length) if positions is None else length
+            reach = _max_length(cu_seqlens, length) if positions is None else length
             memory_len = 0 if k_and_v is None else k_and_v[0].size(2)
             r, zero_row = self._table(reach, memory_len, positions, like=x)
         if cache is None and loads_by_units(q.device):
@@ -552,7 +552,7 @@ class AttentionLayer(nn.Module, abc.ABC):
                 f"x must be a segment of at most max_segment={cache.max_segment} positions, for which the cache was made, "
                 f"got shape {list(x.shape)}"
             )
-        self._own(cache)
+        self._check_owner(cache)
 
     def _check_chunk(self, cache: KeyValueCache) -> None:
         """Raise ValueError if the next segment would begin inside a chunk."""
@@ -562,7 +562,7 @@ class AttentionLayer(nn.Module, abc.ABC):
                 "appended positions: pass one chunk in each call, and reset the cache after a shorter one"
             )
 
-    def _own(self, cache: KeyValueCache) -> None:
+    def _check_owner(self, cache: KeyValueCache) -> None:
         """Make this layer the owner of the cache.
 
         Raises:

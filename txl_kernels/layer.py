@@ -80,7 +80,7 @@ class SegmentAttention(AttentionLayer):
         """Return content and position bias, [H, kernel_width] each."""
 
     @property
-    def _example(self) -> Tensor:
+    def _like(self) -> Tensor:
         return self.biases()[0]
 
     def _terms(self, x: Tensor) -> Terms:
@@ -101,9 +101,9 @@ class SegmentAttention(AttentionLayer):
         return distances if limit is None else distances.clamp(-limit, limit)
 
     def _cache_table(self, max_segment: int, mem_len: int, like: Tensor) -> tuple[Tensor | None, int]:
-        if like.dtype != self._example.dtype and autocast_dtype(like.device.type) is None:
+        if like.dtype != self._like.dtype and autocast_dtype(like.device.type) is None:
             raise TypeError(
-                f"like must have the layer's dtype {self._example.dtype}, got {like.dtype}; or use torch.autocast"
+                f"like must have the layer's dtype {self._like.dtype}, got {like.dtype}; or use torch.autocast"
             )
         r, zero_row = self._table(max_segment, mem_len, like=like)
         return r.contiguous(), zero_row

@@ -125,7 +125,7 @@ class LearnedRelativeAttention(AttentionLayer):
                 nn.init.zeros_(parameter)
 
     @property
-    def _example(self) -> Tensor:
+    def _like(self) -> Tensor:
         return self.table
 
     def _table(

@@ -18,7 +18,7 @@ from torch.nn.modules import module as modules
 from txl_kernels.checks import autocast_dtype
 from txl_kernels.torch_state import is_plain, ordinary
 
-_LEAST = 2**22  # multiply-adds of a call; below, oneDNN's overhead outweighs its gain
+_MIN_MULTIPLY_ADDS = 2**22  # multiply-adds of a call; below, oneDNN's overhead outweighs its gain
 ALL = slice(None)  # slice of all outputs of a layer
 _PLAIN = (nn.Parameter, Tensor, FakeTensor)
 _MAX_SHAPES = 64  # oneDNN keeps 0.5 to 2.5 MiB for each weight and number of rows until the process ends
@@ -50,7 +50,7 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == weight.device.type == "cpu"
         and x.dim() > 1
-        and x.numel() * weight.size(0) >= _LEAST
+        and x.numel() * weight.size(0) >= _MIN_MULTIPLY_ADDS
         and x.size(-1) == weight.size(1)
         and ordinary(x, weight, bias)
         and weight.is_contiguous()
@@ -122,7 +122,7 @@ def project(module: nn.Module, x: Tensor) -> Tensor:
     if (
         torch.is_grad_enabled()
         or not is_plain()  # first: a size may be a symbol
-        or x.numel() * getattr(module, "out_features", 0) < _LEAST
+        or x.numel() * getattr(module, "out_features", 0) < _MIN_MULTIPLY_ADDS
         or plain_weight(module) is None
     ):
         projected: Tensor = module(x)

@@ -10,7 +10,7 @@ import pytest
 
 from txl_kernels.backends import cpu, native_modules
 
-pytestmark = pytest.mark.slow  # each starts pytest, and that starts workers
+pytestmark = pytest.mark.nightly  # each starts pytest, and that starts workers
 
 ROOT = Path(__file__).parents[2]
 FORWARD = "benchmarks/groups/test_attention.py", "--device", "cpu", "-k", "test_length and L128 and not backward"

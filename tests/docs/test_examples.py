@@ -43,6 +43,7 @@ def test_layers(name: str, sizes: dict[str, int], capsys: pytest.CaptureFixture[
         assert float(printed.splitlines()[0].removeprefix("largest difference: ")) < 1e-5
 
 
+@pytest.mark.slow
 def test_several_devices() -> None:
     """In one process; trainings of several are in tests/txl/distributed."""
     assert run_example("several_devices", steps=3) < 6

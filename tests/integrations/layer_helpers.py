@@ -1,14 +1,21 @@
 """The cases of all libraries' layers (`peer_cases`) and of Inkling's models as tests use them:
 names, outputs and gradients, comparisons."""
 
+import contextlib
+import importlib.util
+import inspect
 import random
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import inkling_models
 import torch
 from torch import Tensor, nn
 
+from implementations import bare_peers
 from implementations.peer_cases import MAKERS, STACKS, PeerCase, Sizes, make
 from txl_kernels.integrations import Report, accelerate
 
@@ -23,6 +30,11 @@ EACH_ADAPTER = (
 )  # fmt: skip
 WITHOUT_MASKS = ("ding", "rllib", "enformer", "granite", "granite plus", "nemo transformer")
 NO_GRADIENTS = ("nemo transformer",)  # its original's FlexAttention has none on a CPU
+ZIPFORMERS = {
+    "zipformer": bare_peers.zipformer,
+    "zipenhancer": bare_peers.zipenhancer,
+    "modelscope zipenhancer": bare_peers.modelscope,
+}
 
 
 def case_of(
@@ -107,3 +119,33 @@ def check(
     compare(run(), want, tolerance)
     assert report.fallbacks == (fallbacks or {})
     return report
+
+
+def in_float64(name: str) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which originals compute in float64: SpeechBrain and Gemma 3n have a
+    softmax in float32, Zipformer its gradient, Gemma 4 all of its attention. FlexAttention refuses
+    gradients on a CPU, which its plain code has."""
+    if name in ZIPFORMERS:
+        return mock.patch.object(ZIPFORMERS[name](), "softmax", torch.softmax)
+    if name == "nemo transformer":
+        return mock.patch("torch.nn.attention.flex_attention._validate_device")
+    if name not in ("speechbrain", "gemma", "gemma 4"):
+        return contextlib.nullcontext()
+    softmax, patches = torch.nn.functional.softmax, contextlib.ExitStack()
+    patches.enter_context(mock.patch("torch.nn.functional.softmax", lambda x, dim, dtype: softmax(x, dim)))
+    if name == "gemma 4":
+        patches.enter_context(mock.patch("torch.Tensor.float", lambda x: x))
+    return patches
+
+
+def vendored(original: type, folder: Path, change: Callable[[str], str]) -> Any:
+    """Return a copy of a class in another package, with changed source."""
+    beside = sys.modules[original.__module__]
+    source = change(inspect.getsource(beside)).replace("Path(__file__)", f"Path({beside.__file__!r})")
+    (folder / "mine.py").write_text(source)
+    name = f"{beside.__package__}.mine"  # beside it, for relative imports
+    spec = importlib.util.spec_from_file_location(name, folder / "mine.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return getattr(module, original.__name__)

@@ -1,7 +1,6 @@
 """Small encoders of other libraries with random weights, exported to ONNX, and inputs for them."""
 
 import contextlib
-import copy
 import functools
 import io
 import warnings
@@ -9,17 +8,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 import torch
+from onnx_models import onnx, session_of
 from small_models import model_of, randomized
 from torch import Tensor, nn
 
 from implementations import bare_peers
-from txl_kernels.onnx import library
-
-reason = "needs the extra `onnx`"
-onnx = pytest.importorskip("onnx", reason=reason)
-onnxruntime = pytest.importorskip("onnxruntime", reason=reason)
 
 FEATURES = 16
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -210,19 +204,6 @@ def streaming_inputs(batch: int, frames: int) -> Arrays:
             "cache_last_channel_len": held}  # fmt: skip
 
 
-def session_of(model: Any) -> Any:
-    """Return a session of a model, or of a file."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.register_custom_ops_library(library())
-    given = model if isinstance(model, str) else model.SerializeToString()
-    return onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
-
-
 def run(model: Any, inputs: Arrays) -> list[Any]:
     found: list[Any] = session_of(model).run(None, inputs)
     return found
-
-
-def copied(model: Any) -> Any:
-    return copy.deepcopy(model)

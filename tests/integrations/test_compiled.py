@@ -22,10 +22,13 @@ pytestmark = pytest.mark.filterwarnings(
 # The encoder of "speechbrain beats" draws from NumPy; the others are like those of T5 and of
 # x-transformers, and slow to compile.
 COMPILED = [name for name in EACH_ADAPTER if name not in ("speechbrain beats", "mpt", "speecht5")]
+ADAPTERS = (*COMPILED, "seamless v2", "nemotron", "xlnet", "wavlm")
 CASES = [
-    *((name, masks) for name in (*COMPILED, "seamless v2", "nemotron", "xlnet", "wavlm") for masks in ("none", "right")
-      if (masks == "none" or name not in WITHOUT_MASKS) and (name, masks) != ("longt5 local", "none")),  # nor its original
-    *((name, "left") for name in NAMES),
+    *((name, "none" if name in WITHOUT_MASKS else "right") for name in ADAPTERS),
+    *((name, "left") for name in NAMES[:1]),
+    *(pytest.param(name, "none", marks=pytest.mark.nightly) for name in ADAPTERS
+      if name not in WITHOUT_MASKS and name != "longt5 local"),  # nor its original
+    *(pytest.param(name, "left", marks=pytest.mark.nightly) for name in NAMES[1:]),
 ]  # fmt: skip
 
 
@@ -88,7 +91,7 @@ def test_export_original_with_one_warning() -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("export", "dynamo"), [("original", True), ("original", False), ("operator", False)])
 def test_onnx_gets_the_original(export: Any, dynamo: bool, tmp_path: Path) -> None:
-    """The file runs without this package. The operator is in test_onnx_export.py."""
+    """The file runs without this package. The operator is in onnx/test_export.py."""
     onnxruntime = pytest.importorskip("onnxruntime")
     model, x, want = model_of("nemo")
     accelerate(model, strict=True, export=export)

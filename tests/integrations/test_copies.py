@@ -2,8 +2,6 @@
 verified, explained."""
 
 import copy
-import importlib.util
-import inspect
 import pickle
 import random
 import sys
@@ -13,25 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from layer_helpers import case_of
+from layer_helpers import case_of, vendored
 from torch import nn
 
 from implementations import bare_peers
 from implementations.peer_cases import answer
 from txl_kernels.integrations import Accelerated, accelerate, explain, register_copy, restore, source_hash
-
-
-def vendored(original: type, folder: Path, change: Callable[[str], str]) -> Any:
-    """Return a copy of a class in another package, with changed source."""
-    beside = sys.modules[original.__module__]
-    source = change(inspect.getsource(beside)).replace("Path(__file__)", f"Path({beside.__file__!r})")
-    (folder / "mine.py").write_text(source)
-    name = f"{beside.__package__}.mine"  # beside it, for relative imports
-    spec = importlib.util.spec_from_file_location(name, folder / "mine.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return getattr(module, original.__name__)
 
 
 def moved(name: str, folder: Path, change: Callable[[str], str] = lambda s: s) -> tuple[Any, nn.Module]:

@@ -4,14 +4,12 @@ the original in float32."""
 import contextlib
 import copy
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-from layer_helpers import both, case_of
+from layer_helpers import both, case_of, in_float64
 from torch import Tensor
 
-from implementations import bare_peers
 from txl_kernels.integrations import accelerate, restore
 
 # FlexAttention's, on a CPU.
@@ -60,30 +58,6 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("xlnet", "left", {"all_rows": True, "segments": 3}),
 ]  # fmt: skip
 IDS = [" ".join([name, masks, *(f"{k}={v}" for k, v in more.items())]) for name, masks, more in CASES]
-
-
-ZIPFORMERS = {
-    "zipformer": bare_peers.zipformer,
-    "zipenhancer": bare_peers.zipenhancer,
-    "modelscope zipenhancer": bare_peers.modelscope,
-}
-
-
-def in_float64(name: str) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which originals compute in float64: SpeechBrain and Gemma 3n have a
-    softmax in float32, Zipformer its gradient, Gemma 4 all of its attention. FlexAttention refuses
-    gradients on a CPU, which its plain code has."""
-    if name in ZIPFORMERS:
-        return mock.patch.object(ZIPFORMERS[name](), "softmax", torch.softmax)
-    if name == "nemo transformer":
-        return mock.patch("torch.nn.attention.flex_attention._validate_device")
-    if name not in ("speechbrain", "gemma", "gemma 4"):
-        return contextlib.nullcontext()
-    softmax, patches = torch.nn.functional.softmax, contextlib.ExitStack()
-    patches.enter_context(mock.patch("torch.nn.functional.softmax", lambda x, dim, dtype: softmax(x, dim)))
-    if name == "gemma 4":
-        patches.enter_context(mock.patch("torch.Tensor.float", lambda x: x))
-    return patches
 
 
 # Layers whose keys hardly differ when they are initialized, so that the dS of a query, which sum to

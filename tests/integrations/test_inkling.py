@@ -351,6 +351,7 @@ def test_window_of_one_key(name: str) -> None:
     compare(torch.cat(parts, 1), whole, 2e-5)
 
 
+@pytest.mark.nightly
 def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It compares results itself, and does not count its parent's memory."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))

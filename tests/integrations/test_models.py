@@ -13,7 +13,7 @@ from unittest import mock
 
 import inkling_models
 import pytest
-import test_t5
+import t5_models
 import torch
 from layer_helpers import check
 from small_models import ENCODERS, KINDS, arguments_of, model_of, randomized, valid_parts
@@ -72,7 +72,8 @@ def test_nemos_transformer(mode: str) -> None:
 WEIGHTS: dict[str, tuple[Any, int]] = {
     **{name: (lambda name=name: (model_of(name, attn_implementation="eager"), arguments_of(name)), layers)
        for name, layers in (("Parakeet", 2), ("WavLM", 3), ("MPNet", 3))},
-    "T5 with decoder": (lambda: (test_t5.model_of(implementation="eager"), test_t5.GIVEN | {"labels": test_t5.LABELS}), 6),
+    "T5 with decoder": (lambda: (t5_models.model_of(implementation="eager"),
+                                 t5_models.GIVEN | {"labels": t5_models.LABELS}), 6),
     **{name: (lambda name=name: (inkling_models.model_of(name), {"input_ids": inkling_models.TOKENS}),
               8 if name == "Inkling2Loop" else 4) for name in inkling_models.NAMES},
 }  # fmt: skip
@@ -143,6 +144,7 @@ def test_xlnets_permutations_fall_back() -> None:
     check(model, torch.no_grad()(lambda: model(tokens, **given).logits), {"a mask with holes": 4}, 2e-5)
 
 
+@pytest.mark.nightly
 def test_the_example_of_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight minutes: with fewer, the memory of the process itself is no small part. Each case
     compares itself with the original. The predicted memory is the original's beyond ours."""

@@ -1,7 +1,6 @@
 """ONNX graphs of the operator, of accelerated models: what the models return, for any batch and
 length and with padding, and no graph with the operator where the original answers."""
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,22 +11,13 @@ from torch import Tensor, nn
 
 pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
 pytest.importorskip("onnxscript", reason="needs the extra `onnx`")
-from onnx_models import session_of
+from onnx_models import export, nodes_of, outputs_of
 
 from implementations.peer_cases import make, sinusoids
 from txl_kernels.integrations import accelerate
-from txl_kernels.onnx import translations
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of torch's exporter
+pytestmark = [pytest.mark.usefixtures("quiet_torch_onnx"), pytest.mark.filterwarnings("ignore")]  # the exporter's own
 BATCH, LENGTH = torch.export.Dim("batch"), torch.export.Dim("length")
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Any:
-    """torch.onnx logs that torchvision is missing."""
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 class Whole(nn.Module):
@@ -54,21 +44,11 @@ class Layer(nn.Module):
         return self.call(self.model, x, real, sinusoids(length - 1, 1 - length, x.size(2)))
 
 
-def export(model: nn.Module, args: Sequence[Tensor]) -> Any:
-    return torch.onnx.export(
-        model.eval(), tuple(args), dynamo=True, dynamic_shapes=({0: BATCH, 1: LENGTH},) * 2,
-        custom_translation_table=translations(), verbose=False,
-    )  # fmt: skip
+AXES = ({0: BATCH, 1: LENGTH},) * 2
 
 
 def run(program: Any, args: Sequence[Tensor]) -> Tensor:
-    session = session_of(program.model_proto.SerializeToString())
-    names = [x.name for x in session.get_inputs()]
-    return torch.from_numpy(session.run(None, dict(zip(names, [x.numpy() for x in args], strict=True)))[0])
-
-
-def operators_of(program: Any) -> int:
-    return sum(node.op_type == "RelAttention" for node in program.model.graph)
+    return torch.from_numpy(outputs_of(program, args)[0])
 
 
 def agree(model: nn.Module, program: Any, args: Sequence[Tensor]) -> None:
@@ -84,8 +64,8 @@ def test_whole_models(name: str, layers: int) -> None:
     with torch.no_grad():
         originals = valid_parts(model(x, mask))
     report = accelerate(model, strict=True, export="operator")
-    program = export(model, (x, mask))
-    assert operators_of(program) == layers
+    program = export(model, (x, mask), AXES)
+    assert len(nodes_of(program)) == layers
     torch.testing.assert_close(valid_parts(run(program, (x, mask))), originals, atol=1e-4, rtol=1e-4)
     half = x.size(1) // 2 + 1
     agree(model, program, (x[:1, :half], mask[:1, :half]))
@@ -110,8 +90,8 @@ def test_layers(name: str, window: Any) -> None:
     with torch.no_grad():
         original = model(*inputs(3, 20, 4))
     accelerate(model, strict=True, export="operator", window=window)
-    program = export(model, inputs(3, 20, 4))
-    assert operators_of(program) == 1
+    program = export(model, inputs(3, 20, 4), AXES)
+    assert len(nodes_of(program)) == 1
     if window is None:
         torch.testing.assert_close(run(program, inputs(3, 20, 4)), original, atol=1e-4, rtol=1e-4)
     for sizes in ((3, 20, 4), (1, 31, 0), (2, 9, 5)):
@@ -121,7 +101,7 @@ def test_layers(name: str, window: Any) -> None:
 def test_mask_with_holes_stops_the_graph() -> None:
     model = Layer("nemo", LAYERS["nemo"])
     accelerate(model, strict=True, export="operator")
-    program = export(model, inputs(3, 20, 4))
+    program = export(model, inputs(3, 20, 4), AXES)
     x, real = inputs(3, 20, 0)
     real[1, 4] = False
     with pytest.raises(Exception, match=r"start must hold key indices in \[0, M \+ L\] = \[0, 20\], got -1"):
@@ -144,10 +124,7 @@ def test_encodings_that_differ_between_batch_rows_stop_the_graph() -> None:
     model = Given().eval()
     accelerate(model, strict=True, export="operator")
     x, table = torch.randn(3, 20, 64), sinusoids(19, -19, 64).repeat(3, 1, 1)
-    program = torch.onnx.export(
-        model, (x, table), dynamo=True, dynamic_shapes=({0: BATCH}, {0: BATCH}), custom_translation_table=translations(),
-        verbose=False,
-    )  # fmt: skip
+    program = export(model, (x, table), ({0: BATCH},) * 2)
     agree(model, program, (x, table))
     table[1] += 1
     with pytest.raises(Exception, match="indices element out of data bounds"):
@@ -158,6 +135,6 @@ def test_call_that_the_original_answers_is_exported_with_a_warning() -> None:
     model = Layer("speechbrain", lambda f, x, real, table: f(x, x, x, table, ~real)[0])  # which asks for weights
     accelerate(model, strict=True, export="operator")
     with pytest.warns(UserWarning, match="original's attention is exported.*: attention weights asked for"):
-        program = export(model, inputs(3, 20, 4))
-    assert operators_of(program) == 0
+        program = export(model, inputs(3, 20, 4), AXES)
+    assert len(nodes_of(program)) == 0
     agree(model, program, inputs(1, 31, 0))

@@ -1,6 +1,7 @@
 """Exported encoders of other libraries, rewritten, against themselves."""
 
 import collections
+import copy
 import math
 import re
 import subprocess
@@ -15,18 +16,15 @@ import torch
 from onnx_exports import (
     EXPORTS,
     OTHERS,
-    copied,
     exported,
     inputs_of,
-    onnx,
-    onnxruntime,
     quiet,
     run,
-    session_of,
     streaming,
     streaming_inputs,
     to_onnx,
 )
+from onnx_models import onnx, onnxruntime, session_of
 from torch import Tensor, nn
 
 from txl_kernels.onnx import rewrite, trial
@@ -176,7 +174,7 @@ def test_dynamic_int8(first: str, tmp_path: Path) -> None:
     with quiet():
         quantize_dynamic(file, str(tmp_path / "plain.onnx"))
     plain = onnx.load(tmp_path / "plain.onnx")
-    both = copied(plain if first == "quantized" else model)
+    both = copy.deepcopy(plain if first == "quantized" else model)
     assert len(rewrite(both).replaced) == 2
     if first == "rewritten":
         onnx.save(both, file)
@@ -194,7 +192,9 @@ def test_dynamic_int8(first: str, tmp_path: Path) -> None:
 def test_initializers_in_other_files(tmp_path: Path) -> None:
     """Their values are not loaded, and the new graph refers to the same file."""
     original = exported("Parakeet")
-    onnx.save(copied(original), tmp_path / "a.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    onnx.save(
+        copy.deepcopy(original), tmp_path / "a.onnx", save_as_external_data=True, location="weights", size_threshold=0
+    )
     model = onnx.load(tmp_path / "a.onnx", load_external_data=False)
     with pytest.raises(ValueError, match=r"folder must have the model's file of initializers weights, got '\.'"):
         rewrite(model)
@@ -329,7 +329,7 @@ def test_look_alikes_are_left_alone(change: Any) -> None:
     """The first layer computes something else, and stays; the second is replaced."""
     model = exported("Parakeet, eager")
     change(model)
-    before = copied(model)
+    before = copy.deepcopy(model)
     report = rewrite(model)
     first, second = report.rows
     assert re.search(LOOK_ALIKES[change], str(first.reason), re.DOTALL), report
@@ -345,7 +345,7 @@ def test_look_alikes_are_left_alone(change: Any) -> None:
 def test_a_number_of_its_own_for_scores_of_positions() -> None:
     model = exported("Parakeet, eager")
     insert(model, "Mul", shift_of(model)[2].output[0], "", "number", constants={"number": np.float32(1.7)})
-    before = copied(model)
+    before = copy.deepcopy(model)
     assert len(rewrite(model).replaced) == 2
     given = inputs_of(EXPORTS["Parakeet, eager"], 2, 150)
     assert_close(run(model, given), run(before, given))
@@ -380,7 +380,7 @@ def test_inputs_that_show_too_little(batch: int, frames: tuple[int, ...], reason
 def test_a_model_that_is_rewritten_twice() -> None:
     model = exported("ESPnet")
     rewrite(model)
-    once = copied(model)
+    once = copy.deepcopy(model)
     assert not rewrite(model).rows
     assert model == once
 
@@ -444,7 +444,7 @@ class Wide(Small):
 
 def with_constant_nodes(model: Any) -> Any:
     """Return a copy of a model whose initializers are Constant nodes."""
-    model = copied(model)
+    model = copy.deepcopy(model)
     for x in reversed(model.graph.initializer):
         model.graph.node.insert(0, onnx.helper.make_node("Constant", [], [x.name], value=x))
     del model.graph.initializer[:]
@@ -533,7 +533,7 @@ BIAS = torch.linspace(-1, 1, WIDTH).view(2, 1, WIDTH // 2)  # [H, 1, D]
 def test_biases_and_factors_of_queries(changed: Any, has_bias: bool) -> None:
     """A bias [H, D] and a factor become settings of the operator; others stay in the graph."""
     model = small(Small(filled(LOWEST), changed=changed))
-    before = copied(model)
+    before = copy.deepcopy(model)
     assert len(rewrite(model).replaced) == 1
     [node] = [x for x in model.graph.node if x.op_type == "RelAttention"]
     assert bool(node.input[4]) == has_bias
@@ -557,7 +557,7 @@ def test_a_second_call_has_other_names() -> None:
     for node in model.graph.node:
         if node.op_type == "Abs":
             node.op_type = "Identity"
-    before = copied(model)
+    before = copy.deepcopy(model)
     assert len(rewrite(model).replaced) == 1
     given = small_inputs(12, np.ones(12), np.arange(12) < 7)
     assert_close(run(model, given), run(before, given))
@@ -566,7 +566,7 @@ def test_a_second_call_has_other_names() -> None:
 def test_nodes_in_another_order_and_functions() -> None:
     """ONNX Runtime takes both."""
     model = small(Small(filled(LOWEST)))
-    before = copied(model)
+    before = copy.deepcopy(model)
     for name in [node.output[0] for node in model.graph.node if node.op_type == "Shape"]:
         insert(model, "Same", name, "", domain="own")
     body, versions = [onnx.helper.make_node("Identity", ["x"], ["y"])], list(model.opset_import)

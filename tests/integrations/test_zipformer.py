@@ -8,9 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from layer_helpers import both, case_of, check, compare, compare_seeds
-from test_copies import vendored
-from test_exactness import ZIPFORMERS, in_float64
+from layer_helpers import ZIPFORMERS, both, case_of, check, compare, compare_seeds, in_float64, vendored
 from torch import Tensor, nn
 
 from implementations import bare_peers

@@ -1,10 +1,12 @@
-"""ONNX models of one operator, and inputs for it from the cases of `cases.py`."""
+"""ONNX models of one operator, inputs for it from the cases of `cases.py`, models that torch.onnx
+exports with `translations`, and sessions."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from cases import Case, detached, make_inputs
 from torch import Tensor, float32
 
@@ -62,7 +64,30 @@ def model_of(
     return bytes(helper.make_model(graph, opset_imports=domains, ir_version=9).SerializeToString())
 
 
-def session_of(model: bytes, threads: int = 2) -> Any:
+def export(model: Any, args: Sequence[Any], shapes: Any = None, **options: Any) -> Any:
+    """Return the program that torch.onnx writes of a model, or of a program of torch.export."""
+    model = model.eval() if isinstance(model, torch.nn.Module) else model
+    return torch.onnx.export(
+        model, tuple(args), dynamo=True, dynamic_shapes=shapes, custom_translation_table=operator.translations(),
+        verbose=False, **options,
+    )  # fmt: skip
+
+
+def outputs_of(program: Any, args: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+    session = session_of(program.model_proto)
+    tensors = [x.detach().numpy() for x in args if x is not None]
+    names = [x.name for x in session.get_inputs()]
+    outs: list[np.ndarray[Any, Any]] = session.run(None, dict(zip(names, tensors, strict=True)))
+    return outs
+
+
+def nodes_of(program: Any, kind: str = "RelAttention") -> list[Any]:
+    return [node for node in program.model.graph if node.op_type == kind]
+
+
+def session_of(model: Any, threads: int = 2) -> Any:
+    """Return a session of a model, of its bytes, or of a file."""
+    model = model if isinstance(model, (bytes, str)) else model.SerializeToString()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 4  # errors are raised, too

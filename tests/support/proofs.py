@@ -1,5 +1,5 @@
-"""A pytest plugin for `make test-slow`: skips slow proofs of GPU code that have passed with the
-same code and compilers, and records that they have. Each family of kernels has its own record.
+"""A pytest plugin for `make test-slow`: skips slow proofs that have passed with the same code and
+compilers, and records that they have. Each family of kernels has its own record.
 
     python tests/support/proofs.py FAMILY           exits with 0 if the family has passed, else 1
     python tests/support/proofs.py FAMILY passed    records that it has, for what is no test
@@ -25,6 +25,7 @@ from builds import ROOT
 
 RECORD = ROOT / "tests" / "slow_proofs.json"
 NO_FAULT = "none runs in"  # why a test of planted faults is skipped whose faults are not in the compiled code
+NO_GPU = "needs a GPU"  # why a test on a device is skipped, which no record is of
 CUDA, TRITON = "tests/txl_kernels/cuda/", "tests/txl_kernels/triton/"
 
 
@@ -34,7 +35,7 @@ class Family(NamedTuple):
     Attributes:
         tests: files with slow proofs; none for a family that a command compares.
         sources: files and folders whose code the proofs run; what they import or include is found.
-        compiler: nvcc or triton.
+        compiler: nvcc, triton, or c++.
     """
 
     tests: tuple[str, ...]
@@ -46,6 +47,11 @@ EXECUTOR = "tools/ptx/instructions"  # imported by name; it imports the others o
 ALL_CUDA = (
     EXECUTOR, "csrc/cuda/*.*", "csrc/python", f"{CUDA}*.h", f"{CUDA}ptx_launch", "txl_kernels/backends/cuda.py"
 )  # fmt: skip
+PACKAGE = ("txl_kernels/*.py", "txl_kernels/backends/*.py")  # what calls the compiled modules
+CPU = ("csrc/*.h", "csrc/include", "csrc/cpu", "csrc/python")
+BUILD = ("CMakeLists.txt", "setup.py", "pyproject.toml", "txl_kernels/backends/source_hash.py")
+ON_CPU = "tests/txl_kernels/cpu/"
+SANITIZED = tuple(re.findall(r"tests/\S+\.py", (ROOT / ".ci/sanitize").read_text()))
 FAMILIES = {
     "decode": Family(
         (f"{CUDA}test_ptx.py", f"{CUDA}test_planted.py", f"{CUDA}test_module.py"),
@@ -78,6 +84,33 @@ FAMILIES = {
         "triton",
     ),
     "interpreter": Family((), ("txl_kernels/backends/triton", "tests/txl_kernels/api/test_values.py"), "triton"),
+    # In an emulation of CUDA, on an emulated Arm processor and under ThreadSanitizer.
+    "emulation": Family(
+        (f"{CUDA}test_values.py", f"{CUDA}test_hopper.py"),
+        (*ALL_CUDA[1:], "csrc/*.h", "csrc/cuda/decode", "csrc/cuda/hopper", f"{CUDA}driver.cpp", *PACKAGE),
+        "c++",
+    ),
+    "drivers": Family((f"{ON_CPU}test_driver.py",), (*CPU, f"{ON_CPU}*.cpp", *PACKAGE), "c++"),
+    # Without tests of their own.
+    "sanitizers": Family(
+        (),
+        (*CPU, *PACKAGE, *BUILD, *SANITIZED, f"{ON_CPU}program.c", ".ci/sanitize"),
+        "c++",
+    ),
+    "wheel": Family(
+        (),
+        (
+            "csrc",
+            *PACKAGE,
+            *BUILD,
+            "MANIFEST.in",
+            "requirements*.txt",
+            "tools/build_wheel.py",
+            ".ci/*_wheel",
+            ".ci/use.py",
+        ),
+        "c++",
+    ),
 }
 # Text in quotes, which may hold what looks like a comment; comments, of which those that mark the
 # line of a planted fault are kept. A quote behind a letter or digit separates digits.
@@ -148,10 +181,10 @@ def sources(family: Family) -> list[Path]:
 
 def _version(compiler: str) -> str | None:
     """Return a compiler's version; None without it."""
-    if compiler == "nvcc":
-        if shutil.which("nvcc") is None:
+    if compiler != "triton":
+        if shutil.which(compiler) is None:
             return None
-        return subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
+        return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
     try:
         return importlib.metadata.version(compiler)
     except importlib.metadata.PackageNotFoundError:
@@ -208,13 +241,16 @@ class Proofs:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
             name = family_of(item.nodeid)
+            if item.get_closest_marker("gpu") is not None:
+                continue
             if name in self.present and self.recorded.get(name) == self.present[name]:
                 reason = f"passed with the same code and compiler: {name} in {RECORD.name}"
                 item.add_marker(pytest.mark.skip(reason=reason))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = family_of(report.nodeid)
-        if name is None or (report.outcome == "skipped" and NO_FAULT in str(report.longrepr)):
+        reason = str(report.longrepr) if report.outcome == "skipped" else ""
+        if name is None or NO_FAULT in reason or NO_GPU in reason:
             return
         if report.when == "call" or not report.passed:
             self.outcomes[name][report.outcome] += 1

@@ -35,7 +35,7 @@ def test_one(n):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("processes", [1, 0])
 def test_lost_context_costs_one_test(tmp_path: Path, processes: int) -> None:
     """The context ends the run if there is no worker process, which is replaced."""
@@ -50,6 +50,7 @@ def test_lost_context_costs_one_test(tmp_path: Path, processes: int) -> None:
     assert (" 5 passed" if processes else " 3 passed") in done.stdout.replace("\n", " "), done.stdout
 
 
+@pytest.mark.nightly
 def test_steps_that_fail_or_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:

@@ -109,7 +109,7 @@ def test_instructions_outside_of_loops() -> None:
     assert machine_code.outside_of_loops({16 * n: x for n, x in enumerate(texts)}) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_spill_of_a_tile_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tile known to need more than the registers of sm_80."""
     monkeypatch.setattr(config, "choose", lambda *given: config.Config(64, 64, 4, 1))
@@ -121,6 +121,7 @@ def test_spill_of_a_tile_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> N
     assert measured["loop"] > 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("far", [("k", "v"), ("k_mem", "v_mem")], ids=["segment", "memory"])
 def test_rows_with_64_bit_strides_compile(far: tuple[str, str]) -> None:
     """Strides of the memory or of the segment: no variable may hold either of two types."""
@@ -134,7 +135,7 @@ def test_rows_with_64_bit_strides_compile(far: tuple[str, str]) -> None:
     assert "backward_keys_kernel" in compiled
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @NEEDS_NVCC
 def test_trips_to_global_memory(tmp_path: Path) -> None:
     """Three loads that need each other's results, and three that do not."""
@@ -148,7 +149,7 @@ def test_trips_to_global_memory(tmp_path: Path) -> None:
         assert machine_code.trips(sass) == wanted
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @NEEDS_NVCC
 @pytest.mark.parametrize("spills", [False, True])
 def test_spill_of_a_decode_kernel(tmp_path: Path, spills: bool) -> None:
@@ -169,7 +170,7 @@ def test_spill_of_a_decode_kernel(tmp_path: Path, spills: bool) -> None:
     assert any("spills" in x for x in machine_code.complaints(*found, kernel, None)) == spills
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @NEEDS_NVCC
 def test_registers_that_warpgroups_redistribute(tmp_path: Path) -> None:
     source, fatbin = tmp_path / "one.cu", tmp_path / "one.fatbin"

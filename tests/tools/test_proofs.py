@@ -1,4 +1,4 @@
-"""The record of slow proofs of GPU code: those that passed with the same code are skipped."""
+"""The record of slow proofs: those that passed with the same code are skipped."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ import pytest
 
 HERE = {"decode": "0123456789abcdef", "triton": "fedcba9876543210"}  # as on a machine without a family's compiler
 DECODE, TRITON = "tests/txl_kernels/cuda/test_ptx.py::test_contract[x]", "tests/txl_kernels/triton/test_ptx.py::test_x"
+ON_GPU = "tests/txl_kernels/cuda/test_ptx.py::test_x[device]"  # marked `gpu`: of no record
 HOPPER, OTHER = "tests/txl_kernels/cuda/test_hopper_ptx.py::test_x", "tests/txl/test_ranks.py::test_y"
 
 
@@ -24,9 +25,13 @@ def skipped() -> list[str]:
     """Return which of the tests a session would skip."""
     found: list[str] = []
     items = [
-        SimpleNamespace(nodeid=x, add_marker=lambda mark, x=x: found.append(x))
-        for x in (DECODE, HOPPER, TRITON, OTHER)
-    ]  # fmt: skip
+        SimpleNamespace(
+            nodeid=x,
+            add_marker=lambda mark, x=x: found.append(x),
+            get_closest_marker=lambda mark, x=x: x if (mark, x) == ("gpu", ON_GPU) else None,
+        )
+        for x in (DECODE, ON_GPU, HOPPER, TRITON, OTHER)
+    ]
     session: Any = proofs.Proofs()
     session.pytest_collection_modifyitems(items)
     return found
@@ -47,7 +52,7 @@ def finish(*outcomes: str, proof: str = DECODE, status: int = 0, keyword: str = 
 
 def test_proofs_are_skipped_until_something_changes(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert skipped() == []
-    finish("passed", "skipped: none runs in sm_80")
+    finish("passed", "skipped: none runs in sm_80", "skipped: needs a GPU: torch.cuda.is_available() is False")
     assert json.loads(record.read_text()) == {"decode": HERE["decode"]}
     assert skipped() == [DECODE]
     finish("passed", proof=TRITON)
@@ -112,21 +117,24 @@ def test_comments_are_left_out(name: str, text: str, code: str) -> None:
 
 KERNELS = {"decode": "csrc/cuda/decode/part.cuh", "hopper": "csrc/cuda/hopper/tile.cuh",
            "triton": "txl_kernels/backends/triton/kernels/tiles.py"}  # fmt: skip
+IN_CPP = ("emulation", "drivers", "sanitizers", "wheel")  # with all of the package that calls compiled modules
 CUDA_MACHINE_CODE, TRITON_MACHINE_CODE = "machine code of cuda", "machine code of triton"
 USES = {
-    KERNELS["decode"]: {"decode", CUDA_MACHINE_CODE},
-    KERNELS["hopper"]: {"hopper", CUDA_MACHINE_CODE},
+    KERNELS["decode"]: {"decode", CUDA_MACHINE_CODE, "emulation", "wheel"},
+    KERNELS["hopper"]: {"hopper", CUDA_MACHINE_CODE, "emulation", "wheel"},
     KERNELS["triton"]: {"triton", TRITON_MACHINE_CODE, "interpreter"},
-    "csrc/attention.h": {"decode", "hopper", CUDA_MACHINE_CODE},  # included
-    "txl_kernels/backends/cuda.py": {"decode", "hopper"},
-    "CMakeLists.txt": {CUDA_MACHINE_CODE},
+    "csrc/attention.h": {"decode", "hopper", CUDA_MACHINE_CODE, *IN_CPP},  # included
+    "csrc/cpu/dispatch.cpp": {*IN_CPP} - {"emulation"},
+    "txl_kernels/backends/cuda.py": {"decode", "hopper", *IN_CPP},
+    "CMakeLists.txt": {CUDA_MACHINE_CODE, "sanitizers", "wheel"},
+    ".ci/check_wheel": {"wheel"},
     "tools/machine_code.py": {"triton", CUDA_MACHINE_CODE, TRITON_MACHINE_CODE},
     ".ci/tritons": {TRITON_MACHINE_CODE},
-    "tests/support/oracle.py": {*KERNELS, TRITON_MACHINE_CODE, "interpreter"},  # imported
+    "tests/support/oracle.py": {*KERNELS, TRITON_MACHINE_CODE, "interpreter", "emulation", "sanitizers"},  # imported
     "tools/ptx/block.py": {*KERNELS, TRITON_MACHINE_CODE},
     "tools/ptx/instructions/copies.py": set(KERNELS),
     "tests/support/proofs.py": set(),
-    "txl_kernels/functional.py": set(),
+    "txl_kernels/functional.py": {*IN_CPP},
 }
 
 
@@ -154,8 +162,7 @@ def test_changed_token_changes_the_hash_and_a_comment_does_not(
 
 
 def test_families_have_every_file_of_their_proofs() -> None:
-    """Each pattern finds files, and a test is of one family. Tests that run the emulation, in which
-    all of the package takes part, are of none."""
+    """Each pattern finds files, and a test is of one family."""
     named = [x for family in proofs.FAMILIES.values() for x in family.tests]
     assert len(set(named)) == len(named)
     for family in proofs.FAMILIES.values():

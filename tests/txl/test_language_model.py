@@ -16,7 +16,7 @@ from txl.errors import TxlError
 from txl.evaluation.evaluate import Reading, evaluate
 from txl.evaluation.generate import Sampling
 from txl.model.config import RecurrentConfig
-from txl.paper.recurrent import RecurrentNetwork
+from txl.model.recurrent import RecurrentNetwork
 from txl.text import corpus as data
 from txl.text.corpus import Corpus
 from txl.text.vocabulary import ByteVocabulary, WordVocabulary

@@ -38,33 +38,41 @@ def killed(what: str, path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["replaced", "new_folder"])
-def test_leftovers_of_killed_writers_are_removed(what: str, tmp_path: Path) -> None:
-    killed(what, tmp_path / "a.json")
+def test_a_killed_writers_temporary_file_is_replaced(what: str, tmp_path: Path) -> None:
+    killed(what, tmp_path / "a")
     (left,) = tmp_path.iterdir()
-    paths.remove_leftovers(tmp_path, ".txt")
-    with getattr(paths, what)(tmp_path / "b.json"):
-        (own,) = set(tmp_path.iterdir()) - {left}
-        paths.remove_leftovers(tmp_path)
-        assert [*tmp_path.iterdir()] == [own]
-    assert [path.name for path in tmp_path.iterdir()] == ["b.json"]
+    write = getattr(paths, what)
+    with write(tmp_path / "b"):
+        pass
+    assert left.exists()
+    with write(tmp_path / "a"):
+        assert left.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+    assert not (tmp_path / "a" / "inside").exists()
+    assert what == "new_folder" or not (tmp_path / "a").read_bytes()
 
 
-OWN = "0123456789abcdef"
+@pytest.mark.parametrize("what", ["replaced", "new_folder"])
+def test_one_writer_of_a_file(what: str, tmp_path: Path) -> None:
+    write = getattr(paths, what)
+    with write(tmp_path / "a"):
+        with (
+            pytest.raises(OSError, match=rf"Another process writes to .a.txl.tmp: '{tmp_path}/a'"),
+            write(tmp_path / "a"),
+        ):
+            pass
+        with write(tmp_path / "b"):
+            pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
-def test_files_with_similar_names_are_kept(tmp_path: Path) -> None:
-    for name in (".draft.1.tmp", f".a.{OWN[1:]}.tmp", f".a.{OWN}0.tmp", f".a.{OWN.upper()}.tmp", f"a.{OWN}.tmp",
-                 f".{OWN}.tmp", f".a.{OWN}.tmp~"):  # fmt: skip
-        (tmp_path / name).touch()
-    (tmp_path / ".notes.2024.tmp").mkdir()
-    (tmp_path / ".notes.2024.tmp" / "diary.txt").touch()
-    (tmp_path / f".link.{OWN}.tmp").symlink_to(tmp_path / ".draft.1.tmp")
-    before = sorted(tmp_path.rglob("*"))
-    (tmp_path / f".a.json.{OWN}.tmp").touch()
-    (tmp_path / f".corpus.{OWN}.tmp").mkdir()
-    (tmp_path / f".corpus.{OWN}.tmp" / "train.bin").touch()
-    paths.remove_leftovers(tmp_path)
-    assert sorted(tmp_path.rglob("*")) == before
+@pytest.mark.parametrize("what", ["replaced", "new_folder"])
+def test_temporary_file_that_is_a_link_is_kept(what: str, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / ".a.txl.tmp").symlink_to(tmp_path / "notes")
+    with pytest.raises(OSError, match=rf"'{tmp_path}/a'"), getattr(paths, what)(tmp_path / "a"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".a.txl.tmp", "notes"]
 
 
 @pytest.mark.slow
@@ -72,10 +80,8 @@ def test_folder_of_results_is_locked(tmp_path: Path) -> None:
     held = subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], cwd=ROOT, stdout=subprocess.PIPE)
     assert held.stdout is not None
     assert held.stdout.readline() == b"held\n"
-    (tmp_path / f".a.json.{OWN}.tmp").touch()
     with pytest.raises(TxlError, match=rf"^{tmp_path}: another process writes its results there$"):
         paths.results_folder(tmp_path, "--out")
-    assert (tmp_path / f".a.json.{OWN}.tmp").exists()
     held.kill()
     held.communicate()
     for _ in range(2):  # a process may lock a folder twice
@@ -141,6 +147,12 @@ def test_only_regular_files_are_read_and_appended_to(name: str, tmp_path: Path) 
             OSError, match=rf"(Not a regular file|Is a directory|No such device or address): '.*{name}'"
         ):
             act(tmp_path / name)
+
+
+def test_files_are_replaced_in_a_new_folder(tmp_path: Path) -> None:
+    with paths.new_folder(tmp_path / "a") as made:
+        paths.replace_text(made / "inside", "text")
+    assert (tmp_path / "a" / "inside").read_text() == "text"
 
 
 def test_new_folder_replaces_only_an_empty_one(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from txl.commands.console import Checkpoint, in_panel, say
 from txl.errors import TxlError
 from txl.importing.checkpoint import convert, export
 from txl.importing.names import Lengths
-from txl.paths import remove_leftovers
 
 _TENSORFLOW = "What a TensorFlow checkpoint does not say"
 
@@ -55,7 +54,6 @@ def import_command(
         raise TxlError(f"{out}: the file to write must end in .safetensors")
     if os.path.lexists(out):
         raise TxlError(f"{out}: exists already; choose another file")
-    remove_leftovers(out.parent, ".safetensors")
     lengths = Lengths(mem_len, segment, clamp_len, same_length)
     read, model, _ = convert(source, out, vocabulary, lengths)
     c, count = model.config, sum(p.numel() for p in model.parameters())

@@ -23,7 +23,7 @@ from txl.commands.console import (
 from txl.errors import TxlError
 from txl.evaluation.evaluate import Reading, Score, check_positive
 from txl.language_model import LanguageModel, load
-from txl.paper.recurrent import RecurrentNetwork
+from txl.model.recurrent import RecurrentNetwork
 from txl.text import corpus as data
 from txl.text.preparing import encode_file
 from txl.text.readers import SPLITS

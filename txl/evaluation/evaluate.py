@@ -23,7 +23,7 @@ from txl.evaluation.readers import (
 from txl.fields import COUNT, check_ranges, check_types
 from txl.model import Network
 from txl.model.config import ModelConfig, RecurrentConfig
-from txl.paper.recurrent import RecurrentNetwork
+from txl.model.recurrent import RecurrentNetwork
 from txl.text.corpus import as_tensor
 from txl.text.streams import Counting, scored_segments
 from txl.text.vocabulary import Tokens

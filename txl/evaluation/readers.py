@@ -14,8 +14,8 @@ from txl import graphs
 from txl.errors import TxlError
 from txl.model import Network, as_transformer
 from txl.model.config import ModelConfig
+from txl.model.recurrent import RecurrentNetwork
 from txl.model.transformer import HiddenMemory, TransformerXL
-from txl.paper.recurrent import RecurrentNetwork
 from txl_kernels import KeyValueCache
 from txl_kernels.cache import unchanged_on_error
 from txl_kernels.layer import SegmentAttention

@@ -12,7 +12,7 @@ from txl.importing.names import Foreign, Lengths, number, original, translate
 from txl.model import as_transformer
 from txl.model.config import MAX_SIZE
 from txl.model.transformer import TransformerXL
-from txl.paths import AnyPath, new_folder, remove_leftovers, replace_text, replaced
+from txl.paths import AnyPath, new_folder, replace_text, replaced
 from txl.text.vocabulary import Vocabulary, WordVocabulary
 from txl.training import checkpoint as checkpoints
 
@@ -135,7 +135,6 @@ def export(source: AnyPath, folder: Path) -> None:
     text = json.dumps({"architectures": ["TransfoXLLMHeadModel"]} | config, indent=2, sort_keys=True)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder.parent, folder.name)
         with new_folder(folder) as fresh:
             with replaced(fresh / "model.safetensors") as file:
                 checkpoints.write_tensors(file, {name: x.detach() for name, x in tensors.items()}, {"format": "pt"})

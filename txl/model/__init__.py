@@ -2,8 +2,8 @@
 
 from txl.errors import TxlError
 from txl.model.config import Config, RecurrentConfig
+from txl.model.recurrent import RecurrentNetwork
 from txl.model.transformer import TransformerXL
-from txl.paper.recurrent import RecurrentNetwork
 
 Network = TransformerXL | RecurrentNetwork
 

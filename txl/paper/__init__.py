@@ -1,1 +1,1 @@
-"""The paper's comparisons: LSTM and QRNN, effective context length, attention maps."""
+"""The paper's comparisons: effective context length, attention maps."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from txl.errors import TxlError
 from txl.fields import from_values
-from txl.paths import AnyPath, new_folder, open_regular, read_bytes, read_text, remove_leftovers
+from txl.paths import AnyPath, new_folder, open_regular, read_bytes, read_text
 from txl.text.datasets import RULES, PrepareOptions, choose
 from txl.text.preparing import FORMAT, META, NAMES, VOCABULARY, checksum, make_vocabulary, write_corpus
 from txl.text.readers import SPLITS, Reader, Source
@@ -135,7 +135,6 @@ def prepare(
     folder, reader = Path(folder), rule.read(found)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder.parent, folder.name)
         with new_folder(folder) as made:
             if vocabulary is None:
                 vocabulary = make_vocabulary(watched("counting"), rule, options)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from txl import graphs
 from txl.errors import TxlError
 from txl.model import Network, as_transformer
+from txl.model.recurrent import RecurrentNetwork
 from txl.model.transformer import TransformerXL
-from txl.paper.recurrent import RecurrentNetwork
 from txl.training.config import TrainConfig
 
 

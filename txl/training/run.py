@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from txl.errors import TxlError
-from txl.paths import AnyPath, lock_folder, make_folder, read_bytes, read_text, remove_leftovers, replace_text
+from txl.paths import AnyPath, lock_folder, make_folder, read_bytes, read_text, replace_text
 from txl.training.checkpoint import BEST, LAST
 
 # Options that may change on resume: they set the run's length, its reports, or how (not what) it
@@ -44,7 +44,6 @@ def begin(folder: Path, option: str = "--run") -> None:
     make_folder(folder, option)
     lock(folder)
     refuse_used_folder(folder)
-    remove_leftovers(folder)
 
 
 def write_record(folder: Path, model: dict[str, Any], train: dict[str, Any], corpus: Path) -> None:

@@ -16,7 +16,7 @@ from txl.errors import Interrupted, TxlError
 from txl.evaluation.evaluate import Reading, Score, default_method, evaluate, perplexity
 from txl.model import Network, make_network
 from txl.model.config import Config, RecurrentConfig
-from txl.paths import AnyPath, append_text, remove_leftovers, replace_text
+from txl.paths import AnyPath, append_text, replace_text
 from txl.text.corpus import Corpus
 from txl.text.streams import training_streams
 from txl.training import checkpoint as checkpoints
@@ -343,7 +343,6 @@ def _lock(folder: Path) -> None:
     """Lock the folder of a run that is resumed, if there is one."""
     if folder.is_dir():
         runs.lock(folder)
-        remove_leftovers(folder)
 
 
 def _check_fit(model: Config, training: TrainConfig, corpus: Corpus) -> None:

@@ -163,7 +163,7 @@ class Graph:
             for inner in self.functions[node.domain, node.op_type].node:
                 yield from self.inside(inner)
 
-    def between(
+    def nodes_between(
         self, starts: Iterable[str], ends: Sequence[str], masks: Sequence[str] = ()
     ) -> tuple[list[onnx.NodeProto], list[str]]:
         """Return the nodes by which tensors depend on others, in their order, with the constants
@@ -173,7 +173,7 @@ class Graph:
         """
         given = {*starts, *masks}
         dependent, of_masks, found = set(starts), set(masks), []
-        for node in self.living(self.nodes, ends):
+        for node in self.needed_for(self.nodes, ends):
             inputs, outputs = self.names(node)
             if not dependent.isdisjoint(outputs) or not of_masks.isdisjoint(outputs):
                 continue
@@ -184,7 +184,7 @@ class Graph:
             else:
                 continue
             found.append(node)
-        found = self.living(found, ends)
+        found = self.needed_for(found, ends)
         names = dict.fromkeys(name for node in found for name in self.names(node)[0])
         made = {name for node in found for name in node.output} | given | self.initializers.keys()
         read = (self.producer(name) for name in names if name not in given)
@@ -195,9 +195,9 @@ class Graph:
     def replace(self, new: Mapping[str, Sequence[onnx.NodeProto]]) -> list[onnx.NodeProto]:
         """Return the nodes that are left if others make some nodes' first outputs."""
         nodes = [x for old in self.nodes for x in new.get(self.names(old)[1][0], (old,))]
-        return self.living(nodes, self.outputs)
+        return self.needed_for(nodes, self.outputs)
 
-    def living(self, nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
+    def needed_for(self, nodes: Sequence[onnx.NodeProto], outputs: Iterable[str]) -> list[onnx.NodeProto]:
         """Return the nodes on which the outputs depend, in their order, which is topological."""
         needed, kept = set(outputs), []
         for node in reversed(nodes):

@@ -221,9 +221,9 @@ def bounds(writer: Writer, mask: Mask, rank: int) -> tuple[str, str]:
     rank: that of the mask's root.
     """
     axes: list[int | None] = list(range(rank))
-    for added in mask.added:
-        size = len(axes) + len(added)
-        for place in sorted(x % size for x in added):
+    for new in mask.new_axes:
+        size = len(axes) + len(new)
+        for place in sorted(x % size for x in new):
             axes.insert(place, None)
     if len(axes) > 4 or not axes or axes[-1] != rank - 1:
         raise Refused(f"its mask {mask.root} does not have the keys on its last axis")
@@ -311,7 +311,7 @@ def operator(writer: Writer, attention: Attention, given: Operands, limits: Sequ
     node = given.transposed if layout == "BLHD" and given.transposed is not None else attention.node
     is_moved = layout == "BLHD" and node is attention.node
     output = "" if is_moved else node.output[0]
-    if attention.averages:
+    if attention.means_without_keys:
         mixed = writer.add("RelAttention", *names, domain="txl", **settings)
         axes = [1, 3] if layout == "BHLD" else [2, 3]
         none = writer.add("Unsqueeze", writer.add("GreaterOrEqual", start, end), writer.constant(axes))

@@ -27,7 +27,7 @@ MAX_LIMIT = 8192  # of constants to which sizes are compared
 MARGIN = 2  # of a length beyond a constant: its largest distance is beyond it, too
 NO_SIZE = 2**31 - 1  # a constant that no size reaches, as at the end of a Slice
 MAX_SCORES = 2**29  # of a run of the shift alone
-Limits = dict[Mask, tuple[Writer, tuple[str, str]]]
+MaskBounds = dict[Mask, tuple[Writer, tuple[str, str]]]
 
 
 def rewritten(model: Any, inputs: Sequence[Mapping[str, Any]] | None, folder: str | os.PathLike[str]) -> Report:
@@ -48,7 +48,7 @@ def rewritten(model: Any, inputs: Sequence[Mapping[str, Any]] | None, folder: st
     read = [attention for attention, refused in found if refused is None]
     runs = trial.run(graph, {name for x in read for name in _recorded(graph, x)}, inputs) if read else []
     rows: list[Row] = []
-    limits: Limits = {}
+    limits: MaskBounds = {}
     for number, (attention, refused) in enumerate(found, graph.free_number()):
         try:
             if refused is not None:
@@ -66,20 +66,20 @@ def rewritten(model: Any, inputs: Sequence[Mapping[str, Any]] | None, folder: st
 def _recorded(graph: Graph, attention: Attention) -> list[str]:
     """Return the tensors that the checks and the replacement read."""
     given, products = operands(graph, attention), attention.products
-    _, others = _alone(graph, attention, given)
+    _, others = _subgraph(graph, attention, given)
     names = [*given.names(), *others, *(x.root for x in attention.masks), *_shift(graph, attention)[1]]
     factors = [name for x in products for name in x.node.input]
     return [*names, *factors, attention.values, attention.position.output]
 
 
-def _alone(graph: Graph, attention: Attention, given: Operands) -> tuple[list[onnx.NodeProto], list[str]]:
+def _subgraph(graph: Graph, attention: Attention, given: Operands) -> tuple[list[onnx.NodeProto], list[str]]:
     """Return the nodes by which an attention depends on its operands and masks, and what else they
     read."""
-    ends = [attention.node.output[0], *_zeroed(graph, attention)]
-    return graph.between(given.names(), ends, [x.root for x in attention.masks])
+    ends = [attention.node.output[0], *_cleared_outputs(graph, attention)]
+    return graph.nodes_between(given.names(), ends, [x.root for x in attention.masks])
 
 
-def _replace(graph: Graph, attention: Attention, runs: list[trial.Arrays], prefix: str, limits: Limits) -> None:
+def _replace(graph: Graph, attention: Attention, runs: list[trial.Arrays], prefix: str, limits: MaskBounds) -> None:
     """Replace an attention in the graph, or raise `Refused` and leave the graph as it is."""
     content, position, output = attention.content, attention.position, attention.node.output[0]
     given = operands(graph, attention)
@@ -88,16 +88,16 @@ def _replace(graph: Graph, attention: Attention, runs: list[trial.Arrays], prefi
     _check_sizes(graph, [record[position.output].shape for record in runs])
     _check_settings(graph, attention, given)
     _check_longer(graph, attention, runs)
-    alone, _ = _alone(graph, attention, given)
+    alone, _ = _subgraph(graph, attention, given)
     drawn = [record | _draw(record, given) for record in runs]
     drawn += [x | _draw_masks(graph, x, attention, n) for n, x in enumerate([*drawn, *drawn])]
-    names = [output, position.output, position.moved, *_zeroed(graph, attention)]
+    names = [output, position.output, position.shifted, *_cleared_outputs(graph, attention)]
     wanted = trial.run_nodes(graph, alone, drawn, names)
     for result in wanted:
-        _check_shift(result[position.output], result[position.moved], position.factor)
+        _check_shift(result[position.output], result[position.shifted], position.factor)
     writer, new = Writer(graph, prefix), []
     own: list[tuple[str, str]] = []
-    made: Limits = {}
+    made: MaskBounds = {}
     for n, mask in enumerate(dict.fromkeys(attention.masks)):
         if mask not in limits:
             of_mask = Writer(graph, f"{prefix}/mask_{n}")
@@ -127,7 +127,7 @@ def _replace(graph: Graph, attention: Attention, runs: list[trial.Arrays], prefi
     nodes = graph.replace(replaced)
     alive = {name for node in nodes for name in node.output}
     if {attention.softmax, position.output, content.output} & alive:
-        between, _ = graph.between(given.names(), [output])
+        between, _ = graph.nodes_between(given.names(), [output])
         inner = {name for node in between for name in node.output} - {output}
         used = {x.op_type for x in nodes if inner.intersection(inputs_of(x)) and not inner.intersection(x.output)}
         raise Refused(
@@ -137,7 +137,7 @@ def _replace(graph: Graph, attention: Attention, runs: list[trial.Arrays], prefi
     limits |= made
 
 
-def _earlier(attention: Attention, limits: Limits) -> list[onnx.NodeProto]:
+def _earlier(attention: Attention, limits: MaskBounds) -> list[onnx.NodeProto]:
     """Return the nodes of bounds that earlier attentions have made of this one's masks."""
     return [node for mask in dict.fromkeys(attention.masks) if mask in limits for node in limits[mask][0].nodes]
 
@@ -209,11 +209,11 @@ def _settings(nodes: Sequence[onnx.NodeProto]) -> list[str]:
 def _check_settings(graph: Graph, attention: Attention, given: Operands) -> None:
     """Check that nothing but an attention's operands and masks depends on values, of which the runs
     show some alone, and that no inner graph, which is not read, computes it."""
-    nodes, others = _alone(graph, attention, given)
+    nodes, others = _subgraph(graph, attention, given)
     settings = dict.fromkeys([*_settings(nodes), *others])
     if graph.has_values(*settings):
         name = next(name for name in settings if graph.has_values(name))
-        moves, more = graph.between([attention.position.output], [attention.position.moved])
+        moves, more = graph.nodes_between([attention.position.output], [attention.position.shifted])
         what = "shift" if name in [*_settings(moves), *more] else "output"
         raise Refused(f"its {what} depends on {name}, which depends on values of the inputs")
     for name in graph.origins(settings):
@@ -226,13 +226,13 @@ def _shift(graph: Graph, attention: Attention) -> tuple[list[onnx.NodeProto], li
     """Return the nodes of an attention's shift, those that compute its positions included; what
     else they read; and those of them that are sizes of tensors which the nodes do not make."""
     position = attention.position
-    nodes, others = graph.between([position.output], [position.moved])
+    nodes, others = graph.nodes_between([position.output], [position.shifted])
     made = {name for node in nodes for name in node.output}
     before = [
         node for name in graph.origins([*_settings(nodes), *others]) if (node := graph.producer(name)) is not None
     ]
     sizes = [x.output[0] for x in before if x.op_type in SIZES and x.output[0] not in made]
-    nodes, others = graph.between([position.output, *sizes], [position.moved])
+    nodes, others = graph.nodes_between([position.output, *sizes], [position.shifted])
     read = {name for node in nodes for name in graph.names(node)[0]}
     sizes = [name for name in sizes if name in read]
     return nodes, [*sizes, *others], sizes
@@ -273,8 +273,8 @@ def _check_longer(graph: Graph, attention: Attention, runs: list[trial.Arrays]) 
         values |= dict(zip([position.output, *sizes], known, strict=True))
         values[position.output] = np.random.default_rng(0).random(known[0].tolist(), dtype=np.float32)
         try:
-            [moved] = (x[position.moved] for x in trial.run_nodes(graph, nodes, [values], [position.moved]))
-            _check_shift(values[position.output], moved, position.factor)
+            [shifted] = (x[position.shifted] for x in trial.run_nodes(graph, nodes, [values], [position.shifted]))
+            _check_shift(values[position.output], shifted, position.factor)
         except Exception as error:
             raise Refused(f"{error}, {where}") from error
 
@@ -356,7 +356,7 @@ def _check_sizes(graph: Graph, shapes: list[tuple[int, ...]]) -> None:
         )
 
 
-def _zeroed(graph: Graph, attention: Attention) -> list[str]:
+def _cleared_outputs(graph: Graph, attention: Attention) -> list[str]:
     """Return the outputs of the Where nodes that set parts of an attention's output to 0; none if
     others read it, too."""
     name = attention.node.output[0]
@@ -367,13 +367,13 @@ def _zeroed(graph: Graph, attention: Attention) -> list[str]:
     return [] if name in graph.outputs else [x.output[0] for x in readers]
 
 
-def _blind(record: trial.Arrays, attention: Attention) -> np.ndarray[Any, Any]:
+def _sees_no_key(record: trial.Arrays, attention: Attention) -> np.ndarray[Any, Any]:
     """Return whether a query sees no key, [B or 1, 1, L or 1, 1]."""
     seen: np.ndarray[Any, Any] = np.ones((1, 1, 1, 1), bool)
     for mask in attention.masks:
         root = record[mask.root]
-        for added in mask.added:
-            root = np.expand_dims(root, added)
+        for new in mask.new_axes:
+            root = np.expand_dims(root, new)
         seen = seen & (~root if mask.hides else root)
     return np.asarray(~seen.any(-1, keepdims=True))
 
@@ -381,8 +381,8 @@ def _blind(record: trial.Arrays, attention: Attention) -> np.ndarray[Any, Any]:
 def _unused(graph: Graph, inputs: trial.Arrays, result: trial.Arrays, attention: Attention) -> tuple[Any, Any]:
     """Return which queries see no key; and where the operator's output may be another: there, if
     the graph's is not a number, or all that reads it is a Where that sets it to 0."""
-    blind, wanted = _blind(inputs, attention), result[attention.node.output[0]]
-    later = [result[x] for x in _zeroed(graph, attention)]
+    blind, wanted = _sees_no_key(inputs, attention), result[attention.node.output[0]]
+    later = [result[x] for x in _cleared_outputs(graph, attention)]
     return blind, blind & (np.isnan(wanted) | (bool(later) and not any((blind & (x != 0)).any() for x in later)))
 
 

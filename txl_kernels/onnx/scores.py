@@ -35,14 +35,14 @@ class Product:
 
     Attributes:
         node: the MatMul.
-        moved: its elements where they are added; the MatMul's output, or what Pad, Reshape and
+        shifted: its elements where they are added; the MatMul's output, or what Pad, Reshape and
             Slice make of it.
-        factor: what they are multiplied by between the product and `moved`.
-        scale: the same, between `moved` and the softmax.
+        factor: what they are multiplied by between the product and `shifted`.
+        scale: the same, between `shifted` and the softmax.
     """
 
     node: onnx.NodeProto
-    moved: str
+    shifted: str
     factor: float
     scale: float
 
@@ -58,12 +58,12 @@ class Mask:
     Attributes:
         root: the tensor, before it is negated and gets further axes.
         hides: True if True stands for a hidden key, False if for a visible one.
-        added: the axes that each Unsqueeze after the root adds.
+        new_axes: the axes that each Unsqueeze after the root adds.
     """
 
     root: str
     hides: bool
-    added: tuple[tuple[int, ...], ...]
+    new_axes: tuple[tuple[int, ...], ...]
 
 
 @dataclass
@@ -77,8 +77,8 @@ class Attention:
         values: the values.
         products: the terms of the scores.
         masks: those before the softmax.
-        averages: whether a query that sees no key gets the mean of all values, if its scores are
-            all the same: they are finite, and its weights are not set to 0.
+        means_without_keys: whether a query that sees no key gets the mean of all values, if its
+            scores are all the same: they are finite, and its weights are not set to 0.
     """
 
     name: str
@@ -87,15 +87,15 @@ class Attention:
     values: str
     products: list[Product] = field(default_factory=list)
     masks: list[Mask] = field(default_factory=list)
-    averages: bool = True
+    means_without_keys: bool = True
 
     @property
     def content(self) -> Product:
-        return next(x for x in self.products if x.moved == x.output)
+        return next(x for x in self.products if x.shifted == x.output)
 
     @property
     def position(self) -> Product:
-        return next(x for x in self.products if x.moved != x.output)
+        return next(x for x in self.products if x.shifted != x.output)
 
 
 def find(graph: Graph) -> Iterator[tuple[Attention, Refused | None]]:
@@ -142,13 +142,13 @@ def _read_softmax(graph: Graph, attention: Attention, softmax: onnx.NodeProto, a
     if axis not in (-1, 3):
         raise Refused(f"its softmax is along axis {axis}, not the last of four")
     _read(graph, softmax.input[0], 1.0, attention)
-    moved = [x for x in attention.products if x.moved != x.output]
+    moved = [x for x in attention.products if x.shifted != x.output]
     if not moved:
         raise Refused(NO_POSITIONS, concerns=False)
     if len(attention.products) != 2 or len(moved) != 1:
         count = len(attention.products) - len(moved)
         raise Refused(f"its scores have to be a product and a shifted one, but are {count} and {len(moved)} shifted")
-    attention.averages &= bool(attention.masks)
+    attention.means_without_keys &= bool(attention.masks)
     for node in after:
         if node.op_type == "Dropout":
             if any(node.input[2:]) and graph.scalar(node.input[2]) != 0:
@@ -157,10 +157,10 @@ def _read_softmax(graph: Graph, attention: Attention, softmax: onnx.NodeProto, a
         test = graph.producer(node.input[0])
         if test is not None and test.op_type == "IsNaN" and test.input[0] == attention.softmax:
             continue
-        attention.averages = False
+        attention.means_without_keys = False
         mask = _mask(graph, node.input[0])
         hides = mask.hides if graph.scalar(node.input[1]) == 0 else not mask.hides
-        same = Mask(mask.root, hides, mask.added)
+        same = Mask(mask.root, hides, mask.new_axes)
         if same not in attention.masks:
             raise Refused("a mask after its softmax is none of those before")
 
@@ -275,8 +275,8 @@ def _add_mask(graph: Graph, attention: Attention, node: onnx.NodeProto, hidden: 
     hidden: the input with the number that hides keys. scale: by which that is multiplied.
     """
     mask, fill = _mask(graph, node.input[0]), _fill(graph, node.input[hidden])
-    attention.masks.append(mask if hidden == 1 else Mask(mask.root, not mask.hides, mask.added))
-    attention.averages &= fill is not None and math.isfinite(fill * scale)
+    attention.masks.append(mask if hidden == 1 else Mask(mask.root, not mask.hides, mask.new_axes))
+    attention.means_without_keys &= fill is not None and math.isfinite(fill * scale)
 
 
 def _mask(graph: Graph, name: str) -> Mask:

@@ -1,5 +1,5 @@
 // The part of ONNX Runtime's C API that the operator uses, from version 1.17 on, so that no header of ONNX Runtime is
-// needed to build it. A function keeps its slot in all later versions; tests/txl_kernels/cpu/test_onnx_library.py
+// needed to build it. A function keeps its slot in all later versions; tests/txl_kernels/onnx/test_library.py
 // compares this file with the official header.
 #pragma once
 #include <cstddef>

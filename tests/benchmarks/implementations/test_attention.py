@@ -32,7 +32,7 @@ def test_wrong_gradient_fails_the_check(name: str) -> None:
 @pytest.mark.parametrize(
     "attention",
     [
-        pytest.param(x, id=x.name, marks=[pytest.mark.slow] * x.name.endswith("compiled"))
+        pytest.param(x, id=x.name, marks=[pytest.mark.nightly] * x.name.endswith("compiled"))
         for x in OTHERS
         if x not in (BASELINE, FLEX)
     ],

@@ -68,6 +68,7 @@ def test_error_is_reported_once(tmp_path: Path, corpus: Corpus, options: list[ob
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.slow
 def test_first_rank_prepares_the_text(tmp_path: Path, text: Path) -> None:
     """Three ranks: the second and third must not prepare at the same time."""
     done = torchrun(3, "train", "-r", tmp_path / "run", "--data", text, *SMALL, "--batch", 3, "--device", "cpu")

@@ -17,7 +17,7 @@ from txl.evaluation.evaluate import Reading
 from txl.evaluation.generate import Sampling, text_of
 from txl.model import Network
 from txl.model.config import RecurrentConfig
-from txl.paper.recurrent import RecurrentNetwork
+from txl.model.recurrent import RecurrentNetwork
 from txl.text.vocabulary import ByteVocabulary, Vocabulary, WordVocabulary
 
 LETTERS = ByteVocabulary(b"\n abcdefghijklmnopqrstuvwxyz.,;")

@@ -21,17 +21,17 @@ from txl.training.segments import SegmentTraining
 OPERATOR, BACKWARD = "txl_kernels.rel_attention.default", "txl_kernels.rel_attention_backward.default"
 BINS: dict[str, Any] = {"cutoffs": (10, 20)}
 WHOLE: dict[str, Any] = BINS | {"div_val": 2, "n_layer": 2, "untie_r": True, "pre_norm": True, "final_norm": True}
+BANDED: dict[str, Any] = {"window": 9, "clamp_len": 4, "second_target": True}
 MORE: list[dict[str, Any]] = [
     {"n_layer": 2},
     BINS | {"div_val": 2},
-    {"window": 9, "clamp_len": 4, "second_target": True},
     {"encoding": "shaw", "table_len": 5},
     {"encoding": "shaw-released", "table_len": 5},
     {"encoding": "sinusoid"},
     {"encoding": "learned", "table_len": 6},
     BINS,
 ]
-SLOW = pytest.mark.slow
+SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
 # Dynamo asks every tensor for its gradient, and means to ignore what torch says to that.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 
@@ -54,7 +54,7 @@ def graphs() -> Iterator[Graphs]:
     """A backend; more recompilations than torch's limit raise."""
     torch.compiler.reset()
     counters.clear()
-    with dynamo.patch(fail_on_recompile_limit_hit=True):
+    with dynamo.patch(fail_on_cache_limit_hit=True):
         yield Graphs()
     torch.compiler.reset()
 
@@ -91,7 +91,11 @@ def trained(
     return [*losses, *(p.grad for p in network.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("options", [{}, *(pytest.param(x, marks=SLOW) for x in (WHOLE, *MORE))], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(x, marks=SLOW) for x in ({}, WHOLE, BANDED)] + [pytest.param(x, marks=NIGHTLY) for x in MORE],
+    ids=str,
+)
 def test_segment_is_one_graph(options: dict[str, Any], graphs: Graphs) -> None:
     """Forward with memory, softmax and loss, with any number of rows in a bin."""
     network, (before, part) = model(**options), segments([6, 6])
@@ -107,7 +111,7 @@ def test_segment_is_one_graph(options: dict[str, Any], graphs: Graphs) -> None:
 
 
 @SLOW
-@pytest.mark.parametrize("change", ["none", "untied", "recomputed", "autocast"])
+@pytest.mark.parametrize("change", ["none", pytest.param("untied", marks=NIGHTLY), "recomputed", "autocast"])
 def test_layers_share_three_graphs(change: str, graphs: Graphs) -> None:
     """`txl train --compile` has graphs without memory, with one as long as the segment, and with
     any other. In two epochs the memory grows, and the last segment is shorter."""

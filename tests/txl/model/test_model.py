@@ -86,7 +86,7 @@ def test_tokens_out_of_range(div_val: int, compiled: bool) -> None:
     for way in (model.embedding, *(() if compiled else (model,))):
         embed = torch.compile(way, backend="eager") if compiled else way
         # Each bin and shape is compiled anew, more often than torch's default limit allows.
-        with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=64):
+        with torch.no_grad(), torch._dynamo.config.patch(cache_size_limit=64):
             for wrong in ([1, 31, 2], [1, -1, 2], [-7, 1, 15], [5, 15, 10**12], [25, 15, -(10**12)]):
                 with pytest.raises(IndexError, match="out of range"):
                     embed(torch.tensor([wrong]))

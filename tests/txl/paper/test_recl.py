@@ -13,6 +13,7 @@ from model_helpers import small_model
 from txl.errors import TxlError
 from txl.language_model import LanguageModel
 from txl.model.config import RecurrentConfig
+from txl.model.recurrent import RecurrentNetwork
 from txl.paper.recl import (
     Layout,
     NetworkLosses,
@@ -20,7 +21,6 @@ from txl.paper.recl import (
     measure,
     relative_losses,
 )  # fmt: skip
-from txl.paper.recurrent import RecurrentNetwork
 from txl.text.vocabulary import ByteVocabulary
 
 CONTEXTS = [100, 200, 300, 400]

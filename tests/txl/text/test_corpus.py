@@ -121,12 +121,12 @@ data.prepare(sys.argv[1], sys.argv[2], progress=progress)
 
 
 def test_a_killed_preparation_leaves_no_corpus(tmp_path: Path) -> None:
-    """The next preparation removes its temporary folder."""
+    """The next preparation replaces its temporary folder."""
     big, out = tmp_path / "big.txt", tmp_path / "c"
     big.write_bytes(b"another text altogether\n" * 200_000)
     killed = subprocess.run([sys.executable, "-c", KILLED, big, out], cwd=ROOT, check=False)
     assert killed.returncode == -signal.SIGKILL
-    assert [path.name for path in tmp_path.glob(".c.*.tmp/train.bin")] == ["train.bin"]
+    assert [path.name for path in tmp_path.glob(".c.txl.tmp/train.bin")] == ["train.bin"]
     with pytest.raises(TxlError, match=r"not a prepared corpus \(corpus.json is missing\)"):
         data.load(out)
     corpus = data.prepare(big, out)

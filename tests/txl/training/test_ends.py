@@ -105,7 +105,7 @@ def test_killed_twice_in_the_first_validation(tmp_path: Path, corpus: Corpus, mo
     run = tmp_path / "run"
     for resume in (False, True):
         killed_while_it_validates(trainer(run, corpus, resume=resume, **WORSE), monkeypatch)
-    (run / ".last.safetensors.0123456789abcdef.tmp").touch()  # as SIGKILL leaves it; test_paths.py
+    (run / ".last.safetensors.txl.tmp").touch()  # as SIGKILL leaves it; test_paths.py
     resumed = trainer(run, corpus, resume=True, **WORSE)
     assert (resumed.step, resumed.unvalidated) == (2, True)
     assert validations(run) == []

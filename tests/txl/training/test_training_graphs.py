@@ -18,16 +18,18 @@ from training_helpers import assert_same_run, trainer, unlock
 from txl import graphs
 from txl.errors import TxlError
 from txl.model import adaptive
+from txl.model.config import ModelConfig
 from txl.text.corpus import Corpus
 from txl.training.config import TrainConfig
 from txl.training.trainer import Trainer
-from txl.training.update import IN_GRAPHS, NEEDS_DEFAULT, why_not_graphs
+from txl.training.update_graphs import IN_GRAPHS, NEEDS_DEFAULT, why_not_graphs
 from txl_kernels import checks
 
 # torch 2.6 does not tell whether hooks of saved tensors are active.
 TELLS_HOOKS = pytest.mark.skipif(
     not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"), reason="torch 2.6"
 )
+HAS_MUON = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 2.9's optimizer")
 NO_DROPOUT = {"dropout": 0.0, "attn_dropout": 0.0}
 
 
@@ -123,10 +125,11 @@ def test_non_finite_loss_ends_a_run_in_graphs(tmp_path: Path, corpus: Corpus, ru
 
 @pytest.mark.parametrize(("options", "reason"), [
     ({"accumulate": 2}, "accumulate is 2"), ({"batch_chunk": 2}, "batch_chunk is 2"), ({"average": "ema"}, "'ema'"),
-    ({"recompute": True}, "recompute is True"), ({"ext_len": 4}, "ext_len is 4"), ({"optimizer": "muon"}, "'muon'"),
+    ({"recompute": True}, "recompute is True"), ({"ext_len": 4}, "ext_len is 4"),
+    pytest.param({"optimizer": "muon"}, "'muon'", marks=HAS_MUON),
     ({"loss": "half"}, "loss is 'half'"),
-    ({"intermediate_losses": True}, "intermediate_losses"), ({"model": {"second_target": True}}, "second softmax"),
-    ({"model": {"cutoffs": (10, 20)}}, "several bins"), ({"model": {"network": "lstm"}}, "RecurrentNetwork"),
+    ({"intermediate_losses": True}, "intermediate_losses"), ({"model": {"second_target": True}}, "second_target is True"),
+    ({"model": {"cutoffs": (10, 20)}}, "cutoffs is (10, 20)"), ({"model": {"network": "lstm"}}, "RecurrentNetwork"),
 ], ids=str)  # fmt: skip
 def test_updates_that_run_without_graphs(
     tmp_path: Path, corpus: Corpus, runs: list[Trainer], options: dict[str, object], reason: str
@@ -136,9 +139,9 @@ def test_updates_that_run_without_graphs(
     assert reason in why_not_graphs(updater.network, updater.config, updater.world, updater.device)
 
 
-def test_every_option_of_training_is_known_to_graphs() -> None:
-    """A new one must be put into one of both lists."""
-    names = {field.name for field in dataclasses.fields(TrainConfig)}
+def test_every_option_is_known_to_graphs() -> None:
+    """A new option of training or of a model must be put into one of both lists."""
+    names = {field.name for config in (TrainConfig, ModelConfig) for field in dataclasses.fields(config)}
     assert NEEDS_DEFAULT.keys() | IN_GRAPHS == names
     assert not NEEDS_DEFAULT.keys() & IN_GRAPHS
 

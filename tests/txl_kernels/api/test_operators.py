@@ -61,6 +61,7 @@ def test_compile_fullgraph_forward_and_backward(name: str, backend: str) -> None
         torch.testing.assert_close(a, b, msg=lambda m, of=of: f"{of}: {m}")
 
 
+@pytest.mark.slow
 def test_compile_with_inductor_and_changing_lengths() -> None:
     """One compiled function serves several segment lengths and draws its dropout seed inside the
     graph."""

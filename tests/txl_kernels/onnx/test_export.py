@@ -1,7 +1,6 @@
 """Graphs that torch.onnx.export writes with `translations`: their results are those of the model,
 for other sizes than those of the export, and what the operator cannot express is refused."""
 
-import logging
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +15,13 @@ from torch import Tensor, nn
 pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
 pytest.importorskip("onnxscript", reason="needs the extra `onnx`")
 from internals import TRACED
-from onnx_models import can_express, session_of
+from onnx_models import can_express, export, nodes_of, outputs_of, session_of
 
 from txl_kernels import LearnedRelativeAttention, RelAttention, intervals, rel_attention
-from txl_kernels.onnx import translations
 
-pytestmark = [  # torch.onnx's own
+pytestmark = [
+    pytest.mark.usefixtures("quiet_torch_onnx"),
+    # torch.onnx's own
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
     pytest.mark.filterwarnings("ignore:# The axis name. batch will not be used, since"),
     pytest.mark.filterwarnings("ignore:# The axis name. length will not be used, since"),
@@ -29,35 +29,6 @@ pytestmark = [  # torch.onnx's own
 WIDTH, HEADS = 16, 2
 BATCH, LENGTH, MEMORY = (torch.export.Dim(name) for name in ("batch", "length", "memory"))
 EXPRESSED = [case for case in [*CASES, *TERMS, *COMPOSED] if can_express(case)][::3]  # all take 20 s
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Any:
-    """torch.onnx logs that torchvision is missing."""
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
-
-
-def export(model: Any, args: Sequence[Any], shapes: Any = None, **options: Any) -> Any:
-    model = model.eval() if isinstance(model, nn.Module) else model
-    return torch.onnx.export(
-        model, tuple(args), dynamo=True, dynamic_shapes=shapes, custom_translation_table=translations(),
-        verbose=False, **options,
-    )  # fmt: skip
-
-
-def outputs_of(program: Any, args: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
-    session = session_of(program.model_proto.SerializeToString())
-    tensors = [x.detach().numpy() for x in args if x is not None]
-    names = [x.name for x in session.get_inputs()]
-    assert len(names) == len(tensors)
-    outs: list[np.ndarray[Any, Any]] = session.run(None, dict(zip(names, tensors, strict=True)))
-    return outs
-
-
-def nodes_of(program: Any, kind: str = "RelAttention") -> list[Any]:
-    return [node for node in program.model.graph if node.op_type == kind]
 
 
 def agree(model: nn.Module, program: Any, args: Sequence[Any], atol: float = 2e-6) -> None:
@@ -142,7 +113,7 @@ def test_output_shape_has_the_names_of_the_inputs_axes() -> None:
     q, k, v = torch.randn(3, 2, HEADS, 12, 8)
     axes = {0: BATCH, 2: LENGTH}
     program = export(Plain(), (q, k, v, torch.randn(HEADS, 100, 8)), (axes, axes, axes, None))
-    [out] = session_of(program.model_proto.SerializeToString()).get_outputs()
+    [out] = session_of(program.model_proto).get_outputs()
     assert out.shape == ["batch", HEADS, "length", 8]
     [node] = nodes_of(program)
     assert {name: x.value for name, x in node.attributes.items()} == {"causal": 1, "zero_row": 0}

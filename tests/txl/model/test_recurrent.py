@@ -8,7 +8,7 @@ from torch import nn
 from txl.errors import TxlError
 from txl.evaluation.evaluate import Reading, evaluate
 from txl.model.config import RecurrentConfig, config_from_json
-from txl.paper.recurrent import QRNNLayer, RecurrentNetwork
+from txl.model.recurrent import QRNNLayer, RecurrentNetwork
 from txl.training.config import TrainConfig
 from txl.training.optimizers import layer_matrices
 from txl.training.trainer import Trainer

@@ -179,7 +179,7 @@ def test_what_cannot_change_is_replaced(name: str) -> None:
     assert len(report.replaced) == 1, report
     for batch, length in ((2, 12), (1, 320)):
         given = feed(batch, length)
-        wanted, got = (session_of(x.SerializeToString()).run(None, given)[0] for x in (original, model))
+        wanted, got = (session_of(x).run(None, given)[0] for x in (original, model))
         np.testing.assert_allclose(got, wanted, atol=1e-4)
 
 
