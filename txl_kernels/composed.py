@@ -14,7 +14,6 @@ from torch import Tensor
 from txl_kernels.backends.reference import share_beside, softmax
 from txl_kernels.call import INPUT, INPUTS, Call, changed, inputs_of, is_bounded, memory_len_of, table_len_of
 from txl_kernels.checks import ZERO_ROW, check_integer, check_seed, with_bounds
-from txl_kernels.prepare import check_special
 from txl_kernels.seed import seeded
 
 Chunk = tuple[int, int | None] | None
@@ -25,7 +24,8 @@ Attend = Callable[[Call], tuple[Tensor, Tensor]]
 def attend(
     call: Call, plain: Attend, chunk: Chunk, prefix: int, r_descending: bool, clamp: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return (out, lse) of a call with any variant.
+    """Return (out, lse) of a call with any variant, whose tensors have been checked
+    (`prepare.check_special`).
 
     plain: computes a plain call.
     clamp: True for outside="clamp". The other arguments are those of `rel_attention`.
@@ -33,7 +33,6 @@ def attend(
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
     """
-    check_special(call)
     check_seed(call.seed, call.q)
     _check_prefix(call, prefix)
     if chunk is not None or is_bounded(call):

@@ -14,7 +14,7 @@ from txl_kernels.backends import reference
 from txl_kernels.call import INPUT, INPUTS, Call, changed, inputs_of
 from txl_kernels.checks import KeyValuePair, Outside, Window, autocast_dtype, memory_pair, span
 from txl_kernels.composed import Chunk
-from txl_kernels.prepare import choose, prepare
+from txl_kernels.prepare import check_special, choose, prepare
 from txl_kernels.seed import seeded
 
 _PACKED = "packed sequences in one batch row, with start and end of bounds_from_cu_seqlens"
@@ -217,6 +217,7 @@ def rel_attention(
         plain = functools.partial(_attend, backend=backend, need_lse=True)
         clamp = outside == "clamp"
         chunk = None if chunk is None else composed.check_chunk(chunk, causal)
+        check_special(call)
         out, lse = composed.attend(call, plain, chunk, prefix, r_descending, clamp)
     else:
         out, lse = _attend(call, backend, return_lse)
