@@ -22,7 +22,7 @@ from harness.case import disturbed, sdpa_note
 from harness.comparison import Comparison
 from harness.machine import Machine
 from harness.runner import CLOCK, DeviceLost, Runner, header, replay
-from report.documents import cell
+from report.tables import cell
 
 MACHINE, RUNNER, VERSIONS = pytest.StashKey[Machine](), pytest.StashKey[Runner](), pytest.StashKey[Versions | None]()
 DEVICES = ["auto", "cpu", "cuda", "interpreter"]

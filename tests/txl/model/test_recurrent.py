@@ -112,7 +112,7 @@ def test_qrnn_keeps_float32_under_autocast():
 
 
 def test_invalid_arguments():
-    with pytest.raises(TxlError, match="unexpected keyword argument 'n_head'"):
+    with pytest.raises(TxlError, match="an LSTM or QRNN has no n_head"):
         config_from_json({"network": "lstm", "vocab_size": 9, "n_head": 2})
     with pytest.raises(TxlError, match="network must be one of lstm, qrnn, got 'gru'"):
         config_from_json({"network": "gru", "vocab_size": 9})

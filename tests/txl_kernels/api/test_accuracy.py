@@ -130,8 +130,9 @@ def test_softmax_of_large_scores_in_other_dtypes(dtype: torch.dtype, size: float
     tolerance = 5e-3 if dtype == torch.float16 else 1e-12
     for got, want in compared(x, dtype, "reference").values():
         torch.testing.assert_close(got.double(), want, rtol=0, atol=tolerance)
-    names = ("q", "k", "r", "content_bias", "position_bias", "k_mem")
-    p = rel_attention_weights(*(x[name].to(dtype) for name in names), scale=1.0)
+    names = ("q", "k", "r", "content_bias", "position_bias")
+    memory = x["k_mem"].to(dtype), x["v_mem"].to(dtype)
+    p = rel_attention_weights(*(x[name].to(dtype) for name in names), memory, scale=1.0)
     want, _ = exact_weights(x["q"], torch.cat([x["k_mem"], x["k"]], 2))
     torch.testing.assert_close(p.double(), want, rtol=0, atol=1e-6 if dtype == torch.float16 else 1e-12)
 

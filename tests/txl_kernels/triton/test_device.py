@@ -140,12 +140,12 @@ def test_cuda_graph(length: int) -> None:
     torch.testing.assert_close(captured, step(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("backend", ["triton", None])
+@pytest.mark.parametrize("name", ["triton", None])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_graphed_layer(dtype: torch.dtype, backend: str | None) -> None:
+def test_graphed_layer(dtype: torch.dtype, name: str | None) -> None:
     """`torch.cuda.make_graphed_callables` of a layer: outputs and gradients are those of the layer
     as it was, for new inputs and after an update of the parameters."""
-    layer = RelAttention(d_model=128, n_head=4, backend=backend).to("cuda", dtype)
+    layer = RelAttention(d_model=128, n_head=4, backend=name).to("cuda", dtype)
     eager = copy.deepcopy(layer)
 
     def inputs(seed: int) -> list[torch.Tensor]:
