@@ -10,7 +10,7 @@ captured in CUDA graphs.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -256,34 +256,37 @@ def why_not_hopper(call: Call) -> str | None:
         return f"it needs bfloat16 or float16, not {str(call.q.dtype).removeprefix('torch.')}"
     if call.q.size(3) > HOPPER_WIDTH:
         return f"it needs a head width (D) of at most {HOPPER_WIDTH}, not {call.q.size(3)}"
+    copied = _narrow(call)
     for name, x in zip(INPUTS, inputs_of(call), strict=True):
-        if x is not None and name != "sink" and x.size(-1) == _hopper_width(call, name) and not _rows_apart(x):
+        if x is not None and name != "sink" and name not in copied and not _rows_apart(x):
             return f"it needs rows of {name} apart, at multiples of {ROW_BYTES} bytes, not strides {x.stride()}"
     return None
 
 
-def _hopper_width(call: Call, name: str) -> int:
-    """Return the width of an input's rows as the Hopper kernels take them. With `q_pos`, rows of
-    positions and of values may be narrower; zeros are then put behind them (`_widened`)."""
-    if call.q_pos is not None and name in ("q_pos", "r"):
-        return next((x for x in POSITION_WIDTHS if x >= position_width_of(call)), position_width_of(call))
-    return position_width_of(call) if name in ("r", "position_bias") else call.q.size(3)
+def _narrow(call: Call) -> dict[str, int]:
+    """Return the widths at which the Hopper kernels take those inputs whose rows are narrower, by
+    name: rows of positions and, beside `q_pos`, of values. Zeros are put behind them."""
+    widths: dict[str, int] = {}
+    if call.q_pos is None:
+        return widths
+    width, value_width = position_width_of(call), call.q.size(3)
+    if width not in POSITION_WIDTHS and width < max(POSITION_WIDTHS):
+        widths["q_pos"] = widths["r"] = min(x for x in POSITION_WIDTHS if x > width)
+    if call.v.size(3) < value_width:
+        widths["v"] = widths["v_mem"] = value_width
+    return widths
 
 
 def _widened(call: Call) -> Call:
-    """Return the call with rows of `_hopper_width`: the call itself, or one with copies."""
-    narrow = {
-        name: x
-        for name, x in zip(INPUTS, inputs_of(call), strict=True)
-        if x is not None and name not in ("sink", "r_bias") and x.size(-1) != _hopper_width(call, name)
-    }
-    return (
-        changed(call, **{name: _wider(x, _hopper_width(call, name)) for name, x in narrow.items()}) if narrow else call
-    )
+    """Return the call with copies of the inputs of `_narrow`, or the call itself."""
+    widths = _narrow(call)
+    return changed(call, **{name: _wider(getattr(call, name), n) for name, n in widths.items()}) if widths else call
 
 
-def _wider(x: Tensor, width: int) -> Tensor:
+def _wider(x: Tensor | None, width: int) -> Tensor | None:
     """Return x with zeros behind its rows. A table that all heads share is copied once."""
+    if x is None or x.size(-1) == width:
+        return x
     is_shared = x.dim() == 3 and x.stride(0) == 0
     source = x[:1] if is_shared else x
     wide = source.new_zeros((*source.shape[:-1], width))
@@ -314,21 +317,20 @@ def _address(x: Tensor) -> int:
 
 
 def forward(call: Call, prepared: Prepared | None = None, need_lse: bool = True) -> tuple[Tensor, Tensor | None]:
-    """Return (out [B, H, L, D], lse float32 [B, H, L]) of a checked call. out has q's strides if q
-    is dense."""
-    q = call.q
-    if call.v.size(3) != q.size(3):
-        out, lse = forward(_widened(call), prepared, need_lse)
-        return empty_out(q, call.v).copy_(out[..., : call.v.size(3)]), lse
-    out = empty_like_rows(q)
+    """Return (out [B, H, L, D of v], lse float32 [B, H, L]) of a checked call. out has q's strides
+    if q is dense."""
+    q, v = call.q, call.v
     lse = q.new_empty(q.shape[:3], dtype=torch.float32) if need_lse else None
     if q.numel() == 0:
-        return out, lse
-    call = with_biases(call if is_decode(call) else _widened(call))
+        return empty_out(q, v), lse
+    if call.q_pos is not None:
+        call = _widened(call)
+    out = empty_like_rows(q)
+    call = with_biases(call)
     plan = _plan(make_plan, call, out, prepared)
     workspace = q.new_empty(plan.workspace, dtype=torch.float32) if plan.workspace else None
     plan.forward(call, out, lse, 0 if workspace is None else workspace.data_ptr(), _stream(q.device))
-    return out, lse
+    return out if v.size(3) == q.size(3) else empty_out(q, v).copy_(out[..., : v.size(3)]), lse
 
 
 def backward(
@@ -358,9 +360,9 @@ def backward(
             reason = f"the kernels do not take {term}"
         if reason is not None:
             raise RuntimeError(f"backend={NAME!r} cannot compute gradients: {reason}; backend='triton' can")
-    if (wide := _widened(call)) is not call:
-        width = call.q.size(3)
-        found = backward(wide, _wider(out, width), lse, _wider(dout, width), dlse, wanted, prepared)
+    if call.q_pos is not None and (wide := _widened(call)) is not call:
+        wide_out, wide_dout = (cast(Tensor, _wider(x, call.q.size(3))) for x in (out, dout))
+        found = backward(wide, wide_out, lse, wide_dout, dlse, wanted, prepared)
         given = zip(empty_gradients(call, wanted), found, strict=True)
         return tuple(None if x is None or dx is None else x.copy_(dx[..., : x.size(-1)]) for x, dx in given)
     gradients = empty_gradients(call, wanted)
