@@ -182,24 +182,35 @@ MATRIX = r"v_(mfma|s?wmma)"  # AMD's instructions of matrix products
 
 def inner_loops_amd(text: str) -> list[list[str]]:
     """Return the instructions of every innermost loop that has products."""
-    labels: dict[str, int] = {}
-    code: list[str] = []
-    for line in text.splitlines():
-        if m := re.match(r"(\.LBB\w+):", line):
-            labels[m[1]] = len(code)
-        elif m := re.match(r"\s+([a-z]+_\w+.*)", line):
-            code.append(m[1])
+    labels, code = parsed(text, r"(\.LBB\w+):", r"\s+([a-z]+_\w+.*)")
     # Code that a branch has moved out of a loop jumps back unconditionally.
     back = ((at, re.match(r"s_cbranch\w* (\.LBB\w+)", x)) for at, x in enumerate(code))
     loops = [(labels[m[1]], at) for at, m in back if m and labels[m[1]] <= at]
-    product = rf"{MATRIX}|v_(pk_|dual_)?fma"
-    loops = [(a, b) for a, b in loops if any(re.match(product, x) for x in code[a : b + 1])]
-    return [code[a : b + 1] for a, b in innermost(loops)]
+    return innermost(code, loops, rf"{MATRIX}|v_(pk_|dual_)?fma")
 
 
-def innermost(loops: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the loops that hold no other; each is its first and last instruction."""
-    return [(a, b) for a, b in loops if not any((c, d) != (a, b) and c >= a and d <= b for c, d in loops)]
+def parsed(text: str, label: str, instruction: str) -> tuple[dict[str, int], list[str]]:
+    """Return the number of the instruction behind each label, and the instructions.
+
+    label, instruction: patterns of the lines that hold them, each with one group.
+    """
+    labels: dict[str, int] = {}
+    code: list[str] = []
+    for line in text.splitlines():
+        if m := re.match(label, line):
+            labels[m[1]] = len(code)
+        elif m := re.match(instruction, line):
+            code.append(m[1])
+    return labels, code
+
+
+def innermost(code: list[str], loops: list[tuple[int, int]], product: str) -> list[list[str]]:
+    """Return the instructions of the loops with products that hold no other such loop.
+
+    loops: the first and last instruction of each. product: the pattern of a product.
+    """
+    found = [(a, b) for a, b in loops if any(re.match(product, x) for x in code[a : b + 1])]
+    return [code[a : b + 1] for a, b in found if not any((c, d) != (a, b) and c >= a and d <= b for c, d in found)]
 
 
 def measure_triton(made: Compiled, architecture: int) -> Figures:
@@ -242,13 +253,7 @@ def _output(program: str, *arguments: str | Path) -> str:
 
 def inner_loops(sass: str, architecture: int) -> list[list[str]]:
     """Return the instructions of every innermost loop that has matrix products."""
-    labels: dict[str, int] = {}
-    code: list[str] = []
-    for line in sass.splitlines():
-        if m := re.match(r"\s*(\.L_x_\d+):", line):
-            labels[m[1]] = len(code)
-        elif m := re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*?);", line):
-            code.append(m[1])
+    labels, code = parsed(sass, r"\s*(\.L_x_\d+):", r"\s*/\*[0-9a-f]+\*/\s+(.*?);")
     loops = []
     for at, text in enumerate(code):
         m = re.search(r"BRA\S*\s.*?(\.L_x_\d+)", text)
@@ -257,8 +262,7 @@ def inner_loops(sass: str, architecture: int) -> list[list[str]]:
         conditional = re.match(r"@|BRA\S* !?U?P\d", text)
         if m and labels.get(m[1], at + 1) <= at and (architecture < 90 or conditional):
             loops.append((labels[m[1]], at))
-    loops = [(a, b) for a, b in loops if any("MMA" in x or "FFMA" in x for x in code[a : b + 1])]
-    return [code[a : b + 1] for a, b in innermost(loops)]
+    return innermost(code, loops, ".*(MMA|FFMA)")
 
 
 def complaints_triton(name: str, now: Figures, before: Figures | None) -> Iterator[str]:
