@@ -81,24 +81,15 @@ INPUT: dict[str, Input] = {
 # The kernels that take a field: "native", "triton", "decode" and "prefill" of the backend "cuda",
 # and "onnx", the operator of ONNX Runtime. Other kernels refuse a call that gives the field, as all
 # do with a field that is not here. The reference takes every field.
-_ALL = ("native", "triton", "decode", "prefill", "onnx")
 TAKEN_BY: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("q", "k", "v", "r", "content_bias", "position_bias", "k_mem", "v_mem"), _ALL),
-    "r_bias": ("native", "triton", "onnx"),
-    "q_pos": _ALL,
-    "sink": _ALL,
-    "start": _ALL,
-    "end": _ALL,
-    "seed": ("native", "triton", "decode", "prefill"),
-    "left": _ALL,
-    "right": _ALL,
-    "zero_row": _ALL,
-    "scale": _ALL,
-    "dropout_p": ("native", "triton", "decode", "prefill"),
-    "softcap": ("native", "triton", "onnx"),
-    "position_scale": _ALL,
-    "zero_outside": _ALL,
-}
+    **dict.fromkeys(
+        ("q", "k", "v", "r", "content_bias", "position_bias", "k_mem", "v_mem", "q_pos", "sink", "start", "end", "left",
+         "right", "zero_row", "scale", "position_scale", "zero_outside"),
+        ("native", "triton", "decode", "prefill", "onnx"),
+    ),
+    **dict.fromkeys(("r_bias", "softcap"), ("native", "triton", "onnx")),
+    **dict.fromkeys(("dropout_p", "seed"), ("native", "triton", "decode", "prefill")),
+}  # fmt: skip
 TERMS = tuple(name for name in INPUTS if INPUT[name].is_term)
 
 

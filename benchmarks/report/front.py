@@ -67,7 +67,8 @@ def measured_at(found: list[Measured]) -> str:
 
 
 def longest_evaluation(device: Device) -> list[Measured]:
-    """Return the evaluation of enwik8-base with the most keys, if segments of 512 were measured."""
+    """Return the evaluation of enwik8-base with the largest number of keys, if segments of 512 were
+    measured."""
     group = device.group("evaluation speed")
     return [x for x in group if (x.case.model, x.case.attn_len) == ("enwik8-base", max(SPEED_UP)) and _front(x)]
 

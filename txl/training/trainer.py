@@ -175,7 +175,7 @@ class Trainer:
             # set since.
             stop = (self.stop_requested if self.world.size == 1 else updated.stop) and self.step < c.steps
             if stop and seconds is not None and self.step - first <= _UNTIMED:  # its steps are estimated
-                self._follow_clock(self.step - first, began, began + seconds, follow, least=1)
+                self._follow_clock(self.step - first, began, began + seconds, follow, minimum=1)
                 self.save()
             elif not validates and (stop or self.step % c.save_every == 0):
                 self.save()
@@ -183,14 +183,14 @@ class Trainer:
                 raise Interrupted
 
     def _follow_clock(
-        self, updates: int, since: float, end: float, follow: Collection[str], least: int = 0
+        self, updates: int, since: float, end: float, follow: Collection[str], minimum: int = 0
     ) -> TrainConfig:
         """Set `config.steps` to the number that is done at the time `end`, after a number of
-        `updates` since the time `since`; at least `least` more. Set eval_every before the first
+        `updates` since the time `since`; at least `minimum` more. Set eval_every before the first
         validation, and save_every before the first checkpoint, to a quarter of it if `follow` names
         them. All processes use the first one's clock."""
         now = time.perf_counter()
-        left = self.world.gather(max(int((end - now) * updates / (now - since)), least))[0]
+        left = self.world.gather(max(int((end - now) * updates / (now - since)), minimum))[0]
         steps = self.step + left
         c, every = self.config, max(-(-steps // 4), self.step)
         eval_every = every if "eval_every" in follow and not self.updater.average.losses else c.eval_every
