@@ -131,7 +131,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         first, why = next(iter(rows.values())), disturbed(list(rows.values()))
         terminalreporter.write_line(f"\n{title}" + f"  (disturbed: {why})" * bool(why))
         for name, row in rows.items():
-            terminalreporter.write_line(f"  {name:<52}{cell(row, first)}")
+            terminalreporter.write_line(f"  {name:<52}{cell(row, first, spread=True)}")
         if (found := verdict(runner, title)) is not None:
             terminalreporter.write_line(f"  {found}" + "  SLOWER" * found.regressed)
     if runner.record is not None:

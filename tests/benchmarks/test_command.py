@@ -1,6 +1,8 @@
-"""`pytest benchmarks/`: another version of the packages is timed, unless its results are wrong."""
+"""`pytest benchmarks/`: it prints a table; another version of the packages is timed, unless its
+results are wrong."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from txl_kernels.backends import cpu, native_modules
-
-pytestmark = pytest.mark.nightly  # each starts pytest, and that starts workers
 
 ROOT = Path(__file__).parents[2]
 FORWARD = "benchmarks/groups/test_attention.py", "--device", "cpu", "-k", "test_length and L128 and not backward"
@@ -25,18 +25,29 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
 
 
+def test_table_of_what_was_measured() -> None:
+    done = run(*FORWARD, "--brief", "--record", "none")
+    assert done.returncode == 0, done.stdout + done.stderr
+    time = r"[\d.,]+ \[[\d.,]+, [\d.,]+\]"
+    assert re.search(rf"^  rel_attention, native +{time}, \d+%$", done.stdout, re.M), done.stdout
+    assert re.search(rf"^  baseline: plain SDPA +{time}, [\d.,]+x, \d+%$", done.stdout, re.M), done.stdout
+
+
+@pytest.mark.nightly
 def test_interpreter_needs_its_variable() -> None:
     done = run("benchmarks/", "--device", "interpreter")
     assert done.returncode != 0
     assert "--device interpreter needs TRITON_INTERPRET=1" in done.stderr
 
 
+@pytest.mark.nightly
 def test_base_that_cannot_be_built() -> None:
     done = run(*FORWARD, "--base=no-such-revision")
     assert done.returncode == 4
     assert "cannot compare with no-such-revision: git " in done.stderr
 
 
+@pytest.mark.nightly
 def test_base_is_timed_beside_this_version(tmp_path: Path) -> None:
     """A base that is as fast, then one that is wrong, which is skipped."""
     for package in ("txl", "txl_kernels"):
