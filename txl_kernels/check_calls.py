@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels import backends
-from txl_kernels.backends import KERNELS, cuda, self_check, triton
+from txl_kernels.backends import KERNELS, cuda, route, self_check, triton
 from txl_kernels.backends.failures import is_lost
 from txl_kernels.backends.protocol import platform
 from txl_kernels.backends.self_check import MAX_ERROR, Cotangents, Kind
@@ -144,7 +144,7 @@ class Check:
             return False
         call = self_check.on_device(exact, kind)
         call.q.requires_grad_(kind.gradients)
-        return kernels.why_not_call(call) is None
+        return route.why_not_call(name, call) is None
 
     def _try(self, trial: Trial, exact: Call, name: str | None) -> str:
         """Make one call and print its line; return the name of the backend that ran it."""

@@ -10,6 +10,7 @@ import torch
 
 import txl_kernels
 from txl_kernels.backends import BACKENDS, KERNELS, choose_unasked, cpu, cuda, self_check, triton
+from txl_kernels.backends.limits import DECODE_QUERIES
 from txl_kernels.backends.native_modules import PACKAGE, NativeModule
 from txl_kernels.backends.protocol import architecture
 
@@ -57,7 +58,7 @@ def _cuda_lines() -> list[str]:
     built = f"compiled by {module.compiler} for {module.architectures}"
     lines = [
         _origin(cuda.native),
-        f"  forward of up to {cuda.MAX_DECODE_QUERIES} queries, on H100 and H200 of any number and gradients; {built}",
+        f"  forward of up to {DECODE_QUERIES} queries, on H100 and H200 of any number and gradients; {built}",
     ]
     if module.no_driver():
         lines.append(f"  {module.no_driver()}")

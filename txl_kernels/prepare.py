@@ -112,7 +112,7 @@ def prepare_operator(call: Call, backend: str, gradients: bool) -> Prepared:
             raise RuntimeError(reason)
         checks.check(call)
         _check_operator_seed(call)
-        reason = kernels.why_not_call(call) or backends.why_not_kind(backend, call, gradients)
+        reason = backends.route.why_not_call(backend, call) or backends.why_not_kind(backend, call, gradients)
         if reason is not None:
             raise RuntimeError(reason)
         prepared = _prepared(kernels, call, gradients)

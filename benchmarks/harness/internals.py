@@ -27,9 +27,10 @@ def takes_many_queries(backend: str, device: torch.device, dtype: torch.dtype) -
     """Whether a backend that is available takes calls of more than 16 queries, and gradients."""
     if backend != "cuda":
         return True
-    from txl_kernels.backends import cuda
+    from txl_kernels.backends import protocol
+    from txl_kernels.backends.limits import PREFILL
 
-    return cuda.takes_kind(device, dtype, 64, decode=False, gradients=True)
+    return protocol.architecture(device) == PREFILL.capability and dtype in PREFILL.dtypes
 
 
 def multiply_add(iterations: int, dtype: torch.dtype = torch.float32) -> float:

@@ -14,6 +14,7 @@ from builds import ROOT, once
 from cases import Case, as_fields, make_inputs
 
 from txl_kernels.backends import cuda, native_modules
+from txl_kernels.backends.limits import DECODE_QUERIES
 from txl_kernels.backends.source_hash import source_hash
 from txl_kernels.call import Call
 
@@ -89,5 +90,5 @@ def plan_of(*sizes: Any, module: Any = None, window: int | None = None, multipro
     """The plan of a meta call with these sizes. module: None for the compiled one."""
     call = meta_call(*sizes, window=window)
     module = cuda.native.module if module is None else module
-    kind = module.DecodePlan if call.q.size(2) <= cuda.MAX_DECODE_QUERIES else module.PrefillPlan
-    return kind(call, call.q, cuda.DTYPES.index(call.q.dtype), 0, multiprocessors, -1)
+    kind = module.DecodePlan if call.q.size(2) <= DECODE_QUERIES else module.PrefillPlan
+    return kind(call, call.q, cuda.LIMITS.dtypes.index(call.q.dtype), 0, multiprocessors, -1)

@@ -22,6 +22,7 @@ from hopper_kernels import instance
 
 from txl_kernels import rel_attention
 from txl_kernels.backends import cuda
+from txl_kernels.backends.limits import PREFILL
 
 TILE = 64  # queries and keys
 WARPS = 4  # of a warpgroup
@@ -100,7 +101,7 @@ def module_of(variant: str | None = None) -> Iterator[PtxModule]:
         mock.patch.multiple(cuda, **{name: lambda device, x=x: x for name, x in pretended.items()}),
         mock.patch.object(torch.cuda, "device"),
         mock.patch.object(torch.cuda, "current_device", return_value=None),
-        mock.patch.object(torch.cuda, "get_device_capability", return_value=cuda.HOPPER),
+        mock.patch.object(torch.cuda, "get_device_capability", return_value=PREFILL.capability),
     ):
         yield module
 

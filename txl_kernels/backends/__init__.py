@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from txl_kernels.backends import cpu, cuda, reference, self_check, triton
+from txl_kernels.backends import cpu, cuda, reference, route, self_check, triton
+from txl_kernels.backends.limits import PREFILL
 from txl_kernels.backends.protocol import Backend, Kernels
 from txl_kernels.call import Call
 from txl_kernels.torch_state import constant_when_traced
@@ -24,7 +25,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 # warning.
 _EXPECTED = {
     "cpu": (cpu, (torch.float32, torch.bfloat16, torch.float16)),
-    "cuda": (triton, triton.DTYPES),
+    "cuda": (triton, triton.LIMITS.dtypes),
 }
 
 
@@ -64,8 +65,8 @@ def choose(backend: str | None, call: Call) -> str:
     if backend is None:
         return _first_that_runs(call)
     chosen = BACKENDS[backend]
-    reason = chosen.why_not_tensors(call.q.device, call.q.dtype, call.q.shape[-1]) or chosen.why_not_call(call)
-    reason = reason or why_not_kind(backend, call)
+    reason = chosen.why_not_tensors(call.q.device, call.q.dtype, call.q.shape[-1])
+    reason = reason or route.why_not_call(backend, call) or why_not_kind(backend, call)
     if reason is not None:
         raise RuntimeError(f"backend={backend!r} cannot run: {reason}")
     return backend
@@ -93,7 +94,7 @@ def _first_that_runs(call: Call, warns: bool = True) -> str:
     for name, backend in BACKENDS.items():
         if backend.why_not_tensors(call.q.device, call.q.dtype, call.q.shape[-1]) is not None:
             continue
-        if not (cuda.is_preferred(call) if name == cuda.NAME else backend.why_not_call(call) is None):
+        if not (route.is_preferred(call) if name == cuda.NAME else route.why_not_call(name, call) is None):
             continue
         reason = why_not_kind(name, call)
         if reason is None:
@@ -118,7 +119,8 @@ def why_not_kind(name: str, call: Call, gradients: bool | None = None) -> str | 
     if torch.compiler.is_compiling():  # one graph serves all lengths, so no length is compared
         kinds = [self_check.kind_of(name, call, gradients, decode) for decode in (False, True)]
         if name == cuda.NAME:
-            kinds = [x for x in kinds if cuda.takes_kind(x.device, x.dtype, x.head_width, x.decode, x.gradients, call)]
+            by_prefill = route.why_not(call, PREFILL, sizes=False) is None
+            kinds = [x for x in kinds if by_prefill or (x.decode and not x.gradients)]
         for kind in kinds:  # torch.compile of torch 2.6 does not follow `next` with a default
             reason = _why_not(True, *kind)
             if reason is not None:
@@ -150,10 +152,8 @@ def _why_not_kernels(call: Call) -> str | None:
     kernels, dtypes = _EXPECTED.get(call.q.device.type, (None, ()))
     if kernels is None or call.q.dtype not in dtypes:
         return None
-    reason: str | None = kernels.why_not_tensors(call.q.device, call.q.dtype, call.q.shape[-1]) or kernels.why_not_call(
-        call
-    )
-    return reason
+    reason: str | None = kernels.why_not_tensors(call.q.device, call.q.dtype, call.q.shape[-1])
+    return reason or route.why_not_call(kernels.NAME, call)
 
 
 @constant_when_traced

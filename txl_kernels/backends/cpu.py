@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from txl_kernels.backends import native_modules
-from txl_kernels.backends.protocol import HeadWidths, Prepared, why_not_dtype
+from txl_kernels.backends.limits import NATIVE
+from txl_kernels.backends.protocol import Prepared, why_not_dtype
 from txl_kernels.call import (
     ALL,
     Call,
@@ -17,16 +18,12 @@ from txl_kernels.call import (
     drop_threshold,
     empty_like_rows,
     empty_out,
-    first_refused,
     inputs_of,
-    refused_by,
 )
 
 NAME = "native"
-DTYPES = (torch.float32, torch.bfloat16)  # in the order of txl::Type
-HEAD_WIDTHS = HeadWidths()
+LIMITS = NATIVE
 READS_BOUNDS = True
-_REFUSED = refused_by(NAME)
 native = native_modules.load("_native", "C++")
 
 
@@ -35,13 +32,7 @@ def why_not_tensors(device: torch.device, dtype: torch.dtype, head_width: int = 
     Any head width is supported."""
     if device.type != "cpu":
         return f"{NAME} runs on the cpu, not on {device.type}"
-    return why_not_dtype(NAME, DTYPES, HEAD_WIDTHS, dtype, head_width) or native.why_not_loaded
-
-
-def why_not_call(call: Call) -> str | None:
-    """Return the name of a field that the call gives and these kernels do not take, or None."""
-    field = first_refused(call, _REFUSED)
-    return None if field is None else f"{NAME} does not take {field}"
+    return why_not_dtype(NAME, LIMITS, dtype, head_width) or native.why_not_loaded
 
 
 def bounds_fit(call: Call, prepared: Prepared) -> bool:
@@ -92,7 +83,7 @@ def backward(
 
 def make_plan(call: Call, out: Tensor) -> Any:
     """Return the module's plan of a call: everything except the pointers."""
-    return module().Plan(call, out, DTYPES.index(call.q.dtype), drop_threshold(call.dropout_p))
+    return module().Plan(call, out, LIMITS.dtypes.index(call.q.dtype), drop_threshold(call.dropout_p))
 
 
 class _Layout(NamedTuple):

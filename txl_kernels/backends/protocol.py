@@ -8,11 +8,12 @@ import dataclasses
 import functools
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from txl_kernels.backends.limits import Limits
 from txl_kernels.call import ALL, Call, Wanted
 
 # AMD's architectures for which the kernels of Triton were compiled (tools/machine_code.py).
@@ -41,13 +42,6 @@ class Prepared:
     plan: Any = None
 
 
-class HeadWidths(NamedTuple):
-    """The head widths D that a backend supports."""
-
-    multiple_of: int = 1
-    maximum: int | None = None
-
-
 class Backend(Protocol):
     """A backend: a way to compute a checked call."""
 
@@ -55,11 +49,9 @@ class Backend(Protocol):
     def NAME(self) -> str: ...
 
     @property
-    def DTYPES(self) -> tuple[torch.dtype, ...] | None:
-        """The supported dtypes; None for every floating dtype."""
-
-    @property
-    def HEAD_WIDTHS(self) -> HeadWidths: ...
+    def LIMITS(self) -> Limits:
+        """The limits of its kernels; of several kernels, of those with the widest dtypes and head
+        widths."""
 
     @property
     def READS_BOUNDS(self) -> bool:
@@ -73,10 +65,6 @@ class Backend(Protocol):
     def why_not_tensors(self, device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
         """Return the reason why the backend cannot run with tensors of this device, dtype and head
         width, or None."""
-
-    def why_not_call(self, call: Call) -> str | None:
-        """Return the reason why the backend does not support this call although it supports its
-        tensors, or None."""
 
     def forward(
         self, call: Call, prepared: Prepared | None = None, need_lse: bool = True
@@ -107,18 +95,16 @@ def _join(names: list[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
-def why_not_dtype(
-    name: str, dtypes: tuple[torch.dtype, ...], widths: HeadWidths, dtype: torch.dtype, head_width: int
-) -> str | None:
-    """Return the reason why a backend with these dtypes and widths does not support this dtype and
-    head width, or None."""
-    if dtype not in dtypes:
-        short = [str(x).removeprefix("torch.") for x in (*dtypes, dtype)]
+def why_not_dtype(name: str, limits: Limits, dtype: torch.dtype, head_width: int) -> str | None:
+    """Return the reason why a backend with these limits does not support this dtype and head width,
+    or None."""
+    if limits.dtypes and dtype not in limits.dtypes:
+        short = [str(x).removeprefix("torch.") for x in (*limits.dtypes, dtype)]
         return f"{name} takes {_join(short[:-1])}, not {short[-1]}"
-    too_wide = widths.maximum is not None and head_width > widths.maximum
-    if too_wide or head_width % widths.multiple_of:
-        multiples = f" that are multiples of {widths.multiple_of}" if widths.multiple_of > 1 else ""
-        return f"{name} takes head widths{multiples} up to {widths.maximum}, not {head_width}"
+    too_wide = limits.width is not None and head_width > limits.width
+    if too_wide or head_width % limits.multiple_of:
+        multiples = f" that are multiples of {limits.multiple_of}" if limits.multiple_of > 1 else ""
+        return f"{name} takes head widths{multiples} up to {limits.width}, not {head_width}"
     return None
 
 

@@ -10,23 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels.backends.protocol import HeadWidths, Prepared
+from txl_kernels.backends.limits import REFERENCE
+from txl_kernels.backends.protocol import Prepared
 from txl_kernels.call import Call, intervals, keep_mask, keep_scale, memory_len_of, table_len_of
 from txl_kernels.checks import can_autocast
 
 NAME = "reference"
-DTYPES = None
-HEAD_WIDTHS = HeadWidths()
+LIMITS = REFERENCE
 READS_BOUNDS = True
 
 
 def why_not_tensors(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
     """Return None: this backend runs everywhere."""
-    return None
-
-
-def why_not_call(call: Call) -> str | None:
-    """Return None: this backend supports every call."""
     return None
 
 

@@ -19,14 +19,15 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from txl_kernels.backends import cuda, reference, triton
+from txl_kernels.backends import reference, triton
 from txl_kernels.backends.failures import is_transient, reason_of
+from txl_kernels.backends.limits import DECODE_QUERIES
 from txl_kernels.backends.protocol import Kernels
+from txl_kernels.backends.route import is_decode
 from txl_kernels.call import BOUNDS, INPUT, INPUTS, TERMS, Call, inputs_of, needs_gradients
 from txl_kernels.torch_state import constant_when_traced
 
 SETTING = "TXL_KERNELS_SELF_CHECK"
-MAX_DECODE_QUERIES = cuda.MAX_DECODE_QUERIES
 # Relative to the norm of a result: ten times the usual error of the kernels; a faulty kernel gives
 # about 1. float32 may be computed in tf32.
 MAX_ERROR = {torch.float32: 1e-2, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -45,7 +46,7 @@ class Kind(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     head_width: int
-    decode: bool  # at most MAX_DECODE_QUERIES queries; of "cuda", those that its decode kernels take
+    decode: bool  # at most DECODE_QUERIES queries; of "cuda", those that its decode kernels take
     gradients: bool
     terms: tuple[str, ...] = ("r",)  # the tensors of TERMS and the bounds that are given
     value_width: int | None = None  # None for head_width
@@ -69,7 +70,7 @@ def kind_of(backend: str, call: Call, gradients: bool | None = None, decode: boo
     """
     q, gradients = call.q, needs_gradients(call) if gradients is None else gradients
     if decode is None:
-        decode = cuda.is_decode(call) if backend == cuda.NAME else q.size(2) <= MAX_DECODE_QUERIES
+        decode = is_decode(call) if backend == "cuda" else q.size(2) <= DECODE_QUERIES
     widths = [len(range(x.size(3))) for x in (q, call.v, q if call.q_pos is None else call.q_pos)]
     width, value_width, position_width = widths
     return Kind(

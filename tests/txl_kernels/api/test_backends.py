@@ -16,7 +16,7 @@ import torch
 from cases import Case, as_fields, make_inputs
 from processes import run_python
 
-from txl_kernels.backends import BACKENDS, KERNELS, available_backends, cpu, native_modules
+from txl_kernels.backends import BACKENDS, KERNELS, available_backends, cpu, native_modules, route
 from txl_kernels.backends.source_hash import source_hash
 from txl_kernels.call import BOUNDS, INPUTS, SETTINGS, TENSORS, Call, inputs_of, settings_of, tensors_of
 
@@ -29,14 +29,14 @@ NO_FUNCTIONS = {"TORCH_FUNCTIONS": (), "set_torch_functions": lambda addresses: 
 def test_reasons_of_refusals(name: str) -> None:
     backend = BACKENDS[name]
     assert name == backend.NAME
-    widths = backend.HEAD_WIDTHS
-    if widths.maximum is not None:
-        assert f"up to {widths.maximum}, not {widths.maximum + 8}" in str(
-            backend.why_not_tensors(CPU, torch.float32, widths.maximum + 8)
+    limits = backend.LIMITS
+    if limits.width is not None:
+        assert f"up to {limits.width}, not {limits.width + 8}" in str(
+            backend.why_not_tensors(CPU, torch.float32, limits.width + 8)
         )
-    if backend.DTYPES is not None:
+    if limits.dtypes:
         assert "not float64" in str(backend.why_not_tensors(CPU, torch.float64))
-        assert torch.float64 not in backend.DTYPES
+        assert torch.float64 not in limits.dtypes
 
 
 def test_groups_of_fields_are_all_fields() -> None:
@@ -171,6 +171,6 @@ def test_operator_raises_the_reason_of_why_not_call(monkeypatch: pytest.MonkeyPa
     call = as_fields(make_inputs(Case(L=2), torch.float32))
     for name, kernels in KERNELS.items():
         monkeypatch.setattr(kernels, "why_not_tensors", lambda *args: None)
-        monkeypatch.setattr(kernels, "why_not_call", lambda call, name=name: f"{name} will not")
+        monkeypatch.setattr(route, "why_not_call", lambda name, call: f"{name} will not")
         with pytest.raises(RuntimeError, match=f"{name} will not"):
             torch.ops.txl_kernels.rel_attention(*call, name)

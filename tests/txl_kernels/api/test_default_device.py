@@ -106,7 +106,7 @@ def test_public_functions(name: str, default: str) -> None:
 @needs_native
 @pytest.mark.parametrize("default", DEFAULTS)
 def test_self_check_of_the_first_call(default: str) -> None:
-    kinds = [Kind("native", CPU, dtype, 24, decode, True) for dtype in cpu.DTYPES for decode in (False, True)]
+    kinds = [Kind("native", CPU, dtype, 24, decode, True) for dtype in cpu.LIMITS.dtypes for decode in (False, True)]
     kinds.append(kinds[0]._replace(value_width=40, terms=("r", "r_bias", "start", "end"), dropout=True))
     kinds.append(kinds[0]._replace(terms=("r_bias",), softcap=True))
     with DEFAULTS[default]():

@@ -3,13 +3,15 @@ is refused there by name."""
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from cases import Case, as_fields, make_inputs
 
-from txl_kernels.backends import BACKENDS, cpu, cuda, triton
+from txl_kernels.backends import route
+from txl_kernels.backends.limits import DECODE, NATIVE, PREFILL, TRITON, Limits
 from txl_kernels.call import TAKEN_BY, TENSORS, Call, refused_by
 
 KERNELS = ("native", "triton", "decode", "prefill", "onnx")
@@ -36,20 +38,9 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
 
 
-def why_not_native(call: Call) -> str | None:
-    return cpu.why_not_call(call)
-
-
-def why_not_triton(call: Call) -> str | None:
-    return triton.why_not_call(call)
-
-
-def why_not_decode(call: Call) -> str | None:
-    return cuda._why_not_formula(call) or cuda._why_not_terms_decode(call)
-
-
-def why_not_prefill(call: Call) -> str | None:
-    return cuda._why_not_formula(call) or cuda._why_not_terms_prefill(call)
+def why_not(limits: Limits, call: Call) -> str | None:
+    reason = route.why_not(call, limits)
+    return None if reason is None else reason.text
 
 
 def why_not_onnx(call: Call) -> str | None:
@@ -65,17 +56,14 @@ def why_not_onnx(call: Call) -> str | None:
 
 
 WHY_NOT: dict[str, Callable[[Call], str | None]] = {
-    "native": why_not_native, "triton": why_not_triton, "decode": why_not_decode, "prefill": why_not_prefill,
+    **{x.kernels: partial(why_not, x) for x in (NATIVE, TRITON, DECODE, PREFILL)},
     "onnx": why_not_onnx,
-}  # fmt: skip
+}
 
 
 def derive_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Derive again what modules have derived from the table when they were imported."""
-    monkeypatch.setattr(cpu, "_REFUSED", refused_by("native"))
-    monkeypatch.setattr(triton, "_REFUSED", refused_by("triton"))
-    for name, value in zip(("_BY_BOTH", "_BY_DECODE", "_BY_PREFILL"), cuda._refused(), strict=True):
-        monkeypatch.setattr(cuda, name, value)
+    monkeypatch.setattr(route, "_REFUSED", route._refused())
     try:
         from txl_kernels.onnx import export
     except ImportError:
@@ -110,8 +98,8 @@ def test_a_new_field_is_refused_by_all_but_the_reference(name: str, monkeypatch:
     monkeypatch.delitem(TAKEN_BY, "sink")
     derive_again(monkeypatch)
     call = call_with("sink")
-    assert str(BACKENDS[name].why_not_call(call)).partition(";")[0].endswith("not take sink")
-    assert BACKENDS["reference"].why_not_call(call) is None
+    assert str(route.why_not_call(name, call)).partition(";")[0].endswith("not take sink")
+    assert route.why_not_call("reference", call) is None
 
 
 def test_every_field_is_in_the_table() -> None:

@@ -67,7 +67,7 @@ backward = cpu.backward
 
 @needs_native
 @pytest.mark.parametrize(("decode", "gradients"), KINDS)
-@pytest.mark.parametrize("dtype", cpu.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", cpu.LIMITS.dtypes, ids=str)
 def test_right_kernels_agree(dtype: torch.dtype, decode: bool, gradients: bool) -> None:
     for width in (24, 64, 128):
         assert compare(cpu, Kind("native", CPU, dtype, width, decode, gradients)) is None

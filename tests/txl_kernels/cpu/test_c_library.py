@@ -120,7 +120,7 @@ def fields_of(x: Recorded) -> dict[str, Any]:
     q, v = call.q, call.v
     sizes = dict(zip("BHLD", q.shape, strict=True)) | {"Hkv": call.k.size(1), "Dv": v.size(3)}
     sizes |= {"M": memory_len_of(call), "Dp": position_width_of(call), "T": table_len_of(call)}
-    fields: dict[str, Any] = {"struct_size": 0, "type": cpu.DTYPES.index(q.dtype)} | sizes
+    fields: dict[str, Any] = {"struct_size": 0, "type": cpu.LIMITS.dtypes.index(q.dtype)} | sizes
     fields["seed"] = 0 if call.seed is None else int(call.seed)
     fields |= {name: getattr(call, name) for name in (*SETTINGS, *INPUTS, *BOUNDS)}
     fields |= {name: ALL if fields[name] is None else fields[name] for name in INTEGERS}

@@ -51,7 +51,9 @@ def c_tensor(x: Tensor | None) -> CTensor:
 
 
 def c_call(call: Call, out: Tensor, lse: Tensor) -> CCall:
-    made = CCall(ctypes.sizeof(CCall), cpu.DTYPES.index(call.q.dtype), 0 if call.seed is None else int(call.seed))
+    made = CCall(
+        ctypes.sizeof(CCall), cpu.LIMITS.dtypes.index(call.q.dtype), 0 if call.seed is None else int(call.seed)
+    )
     made.out, made.lse = c_tensor(out), lse.data_ptr()
     made.B, made.H, made.L, made.D = call.q.shape
     made.Hkv, made.Dv, made.M = call.k.size(1), call.v.size(3), memory_len_of(call)

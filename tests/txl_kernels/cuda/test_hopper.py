@@ -13,7 +13,8 @@ from error_budget import SHAPES, require_at_most_twice_eager
 from oracle import gradients, ignores_what_no_query_sees, matches_the_reference
 
 from txl_kernels import rel_attention
-from txl_kernels.backends import cuda, reference
+from txl_kernels.backends import cuda, reference, route
+from txl_kernels.backends.limits import PREFILL
 from txl_kernels.backends.self_check import Kind, compare, kind_of
 
 pytestmark = pytest.mark.slow  # compiling the emulation takes a minute and a half of processor time
@@ -24,7 +25,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "emulated":
         use(monkeypatch, build(), multiprocessors=1)
-    elif torch.cuda.get_device_capability() != cuda.HOPPER:
+    elif torch.cuda.get_device_capability() != PREFILL.capability:
         pytest.skip("needs a GPU of compute capability 9.0")
 
 
@@ -118,7 +119,7 @@ def test_keys_are_split_where_there_are_few_programs(case: Case, monkeypatch: py
 @torch.no_grad()
 def test_up_to_sixteen_queries_without_gradients(case: Case) -> None:
     call = as_fields(make_inputs(case, torch.bfloat16))
-    assert not cuda.is_decode(call)
+    assert not route.is_decode(call)
     assert not kind_of("cuda", call).decode
     matches_the_reference(case, torch.bfloat16, "cuda")
 
@@ -131,9 +132,9 @@ def test_decode_takes_what_the_hopper_kernels_cannot(monkeypatch: pytest.MonkeyP
     wide = as_fields(make_inputs(Case(L=3, D=136), torch.bfloat16))
     one = as_fields(make_inputs(Case(L=1, D=8), torch.bfloat16))
     exact = as_fields(make_inputs(Case(L=3, D=8), torch.float32))
-    assert not cuda.is_decode(call)
+    assert not route.is_decode(call)
     for other in (call._replace(k=unaligned), wide, one, exact):
-        assert cuda.is_decode(other)
+        assert route.is_decode(other)
         assert kind_of("cuda", other).decode
         out, _ = cuda.forward(other)
         want, _ = reference.forward(other)
@@ -248,12 +249,13 @@ def test_refused_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sizes_beyond_a_grid_or_an_address_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, build())
     call = as_fields(make_inputs(Case(L=20, D=8, B=1, H=1), torch.bfloat16))
-    keys = torch.empty(1, 1, cuda.MAX_PREFILL_KEYS - 19, 8, dtype=torch.bfloat16, device="meta")
-    why_not = str(cuda.why_not_call(call._replace(k_mem=keys, v_mem=keys)))
+    keys = torch.empty(1, 1, PREFILL.keys - 19, 8, dtype=torch.bfloat16, device="meta")
+    why_not = str(route.why_not_call("cuda", call._replace(k_mem=keys, v_mem=keys)))
     assert "at most 67108736 keys (M + L), got 67108737" in why_not
-    assert cuda.why_not_call(call._replace(k_mem=keys[:, :, 1:], v_mem=keys[:, :, 1:])) is None
+    assert route.why_not_call("cuda", call._replace(k_mem=keys[:, :, 1:], v_mem=keys[:, :, 1:])) is None
     rows = torch.empty(65536, 1, 20, 8, dtype=torch.bfloat16, device="meta")
-    assert "at most 65535 batch rows (B), got 65536" in str(cuda.why_not_call(call._replace(q=rows, k=rows, v=rows)))
+    why_not = str(route.why_not_call("cuda", call._replace(q=rows, k=rows, v=rows)))
+    assert "at most 65535 batch rows (B), got 65536" in why_not
 
 
 def test_gradients_of_the_operator_are_refused_beside_biases(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,8 +380,8 @@ def test_choice_is_cached_by_alignment_and_gradients(name: str, monkeypatch: pyt
     """An unaligned view has the same signature."""
     use(monkeypatch, build())
     checked = []
-    why_not_call = cuda.why_not_call
-    monkeypatch.setattr(cuda, "why_not_call", lambda call: checked.append(call) or why_not_call(call))
+    why_not_call = route.why_not_call
+    monkeypatch.setattr(route, "why_not_call", lambda name, call: checked.append(call) or why_not_call(name, call))
     inputs = as_call(make_inputs(Case(L=20, D=8, H=1), torch.bfloat16))
 
     def checks(**other: torch.Tensor) -> int:

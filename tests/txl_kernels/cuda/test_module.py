@@ -14,7 +14,8 @@ from cuda_emulation import meta_call, plan_of
 from processes import ROOT, run_python
 
 from txl_kernels import available_backends, backends, rel_attention
-from txl_kernels.backends import cuda, native_modules, self_check, triton
+from txl_kernels.backends import cuda, native_modules, route, self_check, triton
+from txl_kernels.backends.limits import PREFILL
 from txl_kernels.call import Call
 from txl_kernels.diagnosis import report
 
@@ -68,9 +69,9 @@ def test_choice_of_the_fastest_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(length: int, dtype: torch.dtype = torch.float32) -> str:
         return backends.choose(None, as_fields(make_inputs(Case(L=length, M=5, D=8), dtype)))
 
-    for capability in ((8, 0), cuda.HOPPER):
+    for capability in ((8, 0), PREFILL.capability):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None, found=capability: found)
-        is_hopper = capability == cuda.HOPPER
+        is_hopper = capability == PREFILL.capability
         with torch.no_grad():
             assert [chosen(length) for length in (1, 4, 5, 16, 50)] == ["cuda", "cuda", "triton", "triton", "triton"]
             many = "cuda" if is_hopper else "triton"
@@ -83,7 +84,7 @@ def test_choice_of_the_fastest_backend(monkeypatch: pytest.MonkeyPatch) -> None:
             assert backends.choose_unasked(torch.device("cpu"), torch.bfloat16, **kind) == name
 
 
-@pytest.mark.parametrize("capability", [(8, 0), cuda.HOPPER], ids=str)
+@pytest.mark.parametrize("capability", [(8, 0), PREFILL.capability], ids=str)
 def test_choice_for_inklings_terms(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """ "cuda" for up to 4 queries without gradients. A traced graph, which serves all lengths, has
     another, and its named backend is checked as decode alone."""
@@ -96,7 +97,7 @@ def test_choice_for_inklings_terms(capability: tuple[int, int], monkeypatch: pyt
         call = as_fields(make_inputs(inkling("", 3, length, 9, D=16), dtype))
         return call._replace(sink=torch.zeros(2, 6, length), content_bias=None, position_bias=None)
 
-    for dtype in cuda.DTYPES:
+    for dtype in cuda.LIMITS.dtypes:
         with torch.no_grad():
             chosen = [backends.choose(None, made(length, dtype)) for length in (1, 2, 4, 5, 50)]
         assert chosen == ["cuda", "cuda", "cuda", "triton", "triton"]
@@ -106,9 +107,9 @@ def test_choice_for_inklings_terms(capability: tuple[int, int], monkeypatch: pyt
     monkeypatch.setattr(self_check, "why_not_trusted", lambda kernels, kind: asked.append(kind.decode))
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     with torch.no_grad():
-        assert not cuda.is_preferred(made(1))
+        assert not route.is_preferred(made(1))
         assert backends.why_not_kind("cuda", made(1), gradients=False) is None
-    assert asked == ([False, True] if capability == cuda.HOPPER else [True])
+    assert asked == ([False, True] if capability == PREFILL.capability else [True])
 
 
 class Attention(torch.nn.Module):
@@ -133,7 +134,7 @@ def backend_in(graph: torch.fx.GraphModule) -> str:
 
 @pytest.mark.parametrize(
     ("length", "capability", "name"),
-    [(3, cuda.HOPPER, "cuda"), (20, cuda.HOPPER, "cuda"), (20, (8, 0), "triton")],
+    [(3, PREFILL.capability, "cuda"), (20, PREFILL.capability, "cuda"), (20, (8, 0), "triton")],
     ids=str,
 )
 def test_compiled_model_chooses_a_backend(
@@ -155,7 +156,7 @@ def test_compiled_model_chooses_a_backend(
     assert backend_in(graphs[0]) == name
 
 
-@pytest.mark.parametrize(("capability", "name"), [(cuda.HOPPER, "cuda"), ((8, 0), "triton")], ids=str)
+@pytest.mark.parametrize(("capability", "name"), [(PREFILL.capability, "cuda"), ((8, 0), "triton")], ids=str)
 def test_exported_graph_serves_all_lengths_on_a_gpu(
     capability: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,7 +181,7 @@ def test_compiled_decode_call_is_checked_as_decode_alone(monkeypatch: pytest.Mon
     monkeypatch.setattr(self_check, "why_not_trusted", lambda kernels, kind: asked.append(kind.decode))
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     call = as_fields(make_inputs(Case(L=3, M=5, D=8), torch.bfloat16))
-    for capability, wanted in (((8, 0), [True]), (cuda.HOPPER, [False, True])):
+    for capability, wanted in (((8, 0), [True]), (PREFILL.capability, [False, True])):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None, found=capability: found)
         asked.clear()
         assert backends.why_not_kind("cuda", call, gradients=False) is None

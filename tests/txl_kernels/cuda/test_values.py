@@ -12,7 +12,8 @@ from cuda_emulation import build, plan_of
 from oracle import ignores_what_no_query_sees, matches_the_definition, oracle
 
 from txl_kernels import rel_attention
-from txl_kernels.backends import cuda
+from txl_kernels.backends import cuda, route
+from txl_kernels.backends.limits import DECODE, DECODE_QUERIES
 from txl_kernels.backends.self_check import compare, kind_of
 
 pytestmark = pytest.mark.slow  # compiling the emulation takes a minute and a half of processor time
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.slow  # compiling the emulation takes a minute and a ha
 
 @pytest.fixture(params=["emulated", pytest.param("device", marks=pytest.mark.gpu)])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "MIN_HOPPER_QUERIES", cuda.MAX_DECODE_QUERIES + 1)
+    monkeypatch.setattr(route, "MIN_PREFILL_QUERIES", DECODE_QUERIES + 1)
     if request.param == "emulated":
         use(monkeypatch, build())
 
@@ -77,7 +78,7 @@ def test_any_split_of_keys_and_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_splits_fill_the_device() -> None:
     """8 heads on 132 multiprocessors: one block for each where there are enough keys; full
     waves."""
-    for L, M, D, dtype in itertools.product((1, 4, 16), (800, 3800, 32768), (64, 128, 256), cuda.DTYPES[:2]):
+    for L, M, D, dtype in itertools.product((1, 4, 16), (800, 3800, 32768), (64, 128, 256), DECODE.dtypes[:2]):
         chosen = plan_of(1, 8, L, M, D, dtype, module=build())
         assert chosen.parts * chosen.part_keys >= M + L
         assert (chosen.parts - 1) * chosen.part_keys < M + L
@@ -160,7 +161,7 @@ def test_self_check_of_the_terms() -> None:
     """One and three queries, of which two heads read one head of keys: an instance for up to four
     queries of a block, and one for up to sixteen."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for dtype in cuda.DTYPES:
+    for dtype in DECODE.dtypes:
         kind = kind_of("cuda", as_fields(make_inputs(inkling("", 2, 2, 9, D=16), dtype)), gradients=False)
         assert kind.decode
         assert kind.terms == ("r", "q_pos", "sink")
@@ -204,9 +205,9 @@ def test_refused_calls() -> None:
 
     with torch.no_grad():
         call(Case(L=16, D=8))
-        wide = torch.zeros(1, 1, 1, 8).expand(1, 1, cuda.MAX_DECODE_KEYS, 8)
+        wide = torch.zeros(1, 1, 1, 8).expand(1, 1, DECODE.keys, 8)
         query, bias = torch.zeros(1, 1, 1, 8), torch.zeros(1, 8)
-        rows = torch.zeros(1, 1, 8).expand(1, cuda.MAX_DECODE_KEYS + 1, 8)
+        rows = torch.zeros(1, 1, 8).expand(1, DECODE.keys + 1, 8)
         with pytest.raises(RuntimeError, match="at most 8388608 keys"):
             rel_attention(query, query, query, rows, bias, bias, (wide, wide), backend="cuda")
         rel_attention(query, query, query, rows, bias, bias, (wide, wide), window=9, backend="cuda")

@@ -12,8 +12,9 @@ from internals import COMPARED, PREPARED_CALLS, WARN_ONCE
 from ptx_marks import RUNS_TRITONS_PTX
 
 from txl_kernels import available_backends, diagnosis, rel_attention
-from txl_kernels.backends import cpu, cuda, failures, protocol, self_check
+from txl_kernels.backends import cpu, cuda, failures, protocol, route, self_check
 from txl_kernels.backends import triton as backend
+from txl_kernels.backends.limits import PREFILL
 from txl_kernels.backends.triton import config
 
 NEEDS_COMPILER = RUNS_TRITONS_PTX[1:]  # all but slow
@@ -50,7 +51,7 @@ def rocm(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 @pytest.mark.parametrize("name", TAKEN)
 def test_architectures_that_are_taken(name: str, suffix: str, rocm: SimpleNamespace) -> None:
     rocm.gcnArchName = name + suffix
-    for dtype in backend.DTYPES:
+    for dtype in backend.LIMITS.dtypes:
         assert available_backends(GPU, dtype) == ["triton", "reference"]
 
 
@@ -76,7 +77,7 @@ def test_what_is_nvidias_is_refused_with_the_reason(rocm: SimpleNamespace, monke
         monkeypatch.setattr(cuda, "native", SimpleNamespace(why_not_loaded=loaded))
         assert "for NVIDIA GPUs, and this torch is built for ROCm" in str(cuda.why_not_tensors(GPU, torch.bfloat16))
     call = as_fields(make_inputs(Case(D=64), torch.bfloat16))
-    assert cuda.why_not_hopper(call) == "it needs a GPU of compute capability 9.0, this is gfx942"
+    assert route.why_not(call, PREFILL).text == "it needs a GPU of compute capability 9.0, this is gfx942"
     assert "not on cpu" in str(backend.why_not_tensors(torch.device("cpu"), torch.bfloat16))
     assert "ROCm devices" in str(backend.why_not_tensors(torch.device("cpu"), torch.bfloat16))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -14,18 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from txl_kernels.backends.protocol import HeadWidths, Prepared, architecture, platform, why_not_dtype, why_not_gpu
+from txl_kernels.backends.limits import TRITON
+from txl_kernels.backends.protocol import Prepared, architecture, platform, why_not_dtype, why_not_gpu
 from txl_kernels.backends.triton.config import interpreted as interpreted
 from txl_kernels.backends.triton.config import why_not_capability
-from txl_kernels.call import ALL, Call, Wanted, first_refused, refused_by
+from txl_kernels.call import ALL, Call, Wanted
 from txl_kernels.torch_state import constant_when_traced
 
 NAME = "triton"
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_WIDEST = 256
-_LARGEST_FACTOR = 1e30  # scores are added in units of `scale`, in float32
-HEAD_WIDTHS = HeadWidths(maximum=_WIDEST)
-_REFUSED = refused_by(NAME)
+LIMITS = TRITON
 READS_BOUNDS = False
 # The oldest Triton that compiles gathers of rank 1, and float32 through descriptors, as the kernels
 # need.
@@ -80,27 +77,8 @@ def _too_old_a_torch() -> str:
 def why_not_tensors(device: torch.device, dtype: torch.dtype, head_width: int = 64) -> str | None:
     """Return the reason why the backend cannot run with tensors of this device, dtype and head
     width, or None."""
-    reason: str | None = why_not_dtype(NAME, DTYPES, HEAD_WIDTHS, dtype, head_width) or _why_not_device(device)
+    reason: str | None = why_not_dtype(NAME, LIMITS, dtype, head_width) or _why_not_device(device)
     return reason
-
-
-def why_not_call(call: Call) -> str | None:
-    """Return the reason why the backend does not support a call although it supports q's device,
-    dtype and head width (it does not take a field; values or `q_pos` are too wide), or None."""
-    field = first_refused(call, _REFUSED)
-    if field is not None:
-        return f"{NAME} does not take {field}"
-    width = call.v.size(3)
-    if width > _WIDEST:
-        return f"{NAME} does not take values wider than {_WIDEST}, got {width}"
-    if call.q_pos is not None and call.q_pos.size(3) > _WIDEST:
-        return f"{NAME} does not take q_pos wider than {_WIDEST}, got {call.q_pos.size(3)}"
-    if call.scale != 0.0 and abs(call.position_scale) > _LARGEST_FACTOR * abs(call.scale):
-        return (
-            f"{NAME} does not take position_scale beyond {_LARGEST_FACTOR:g} times scale, got {call.position_scale} and "
-            f"{call.scale}"
-        )
-    return None
 
 
 @constant_when_traced
