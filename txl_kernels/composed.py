@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from txl_kernels.backends.reference import share_beside, softmax
-from txl_kernels.call import INPUT, INPUTS, Call, changed, inputs_of, is_bounded, memory_len_of, table_len_of
+from txl_kernels.call import INPUT, INPUTS, Call, changed, inputs_of, memory_len_of, table_len_of
 from txl_kernels.checks import ZERO_ROW, check_integer, check_seed, with_bounds
 from txl_kernels.seed import seeded
 
@@ -33,9 +33,12 @@ def attend(
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
     """
-    check_seed(call.seed, call.q)
-    _check_prefix(call, prefix)
-    if chunk is not None or is_bounded(call):
+    if call.seed is not None:
+        check_seed(call.seed, call.q)
+    keys = memory_len_of(call) + call.q.size(2)
+    if type(prefix) is not int or not 0 <= prefix <= keys:
+        _check_prefix(prefix, keys)
+    if chunk is not None or call.start is not None or call.end is not None:
         call = without_chunk(call, chunk)
     if not isinstance(r_descending, bool):
         raise TypeError(f"r_descending must be True or False, got {type(r_descending).__name__}")
@@ -209,8 +212,7 @@ def _extended(x: Tensor, before: int, after: int) -> Tensor:
 # A prefix gives a query two intervals of keys. Each is a call; `merged` combines them.
 
 
-def _check_prefix(call: Call, prefix: Any) -> None:
-    keys = memory_len_of(call) + call.q.size(2)
+def _check_prefix(prefix: Any, keys: int) -> None:
     check_integer("prefix", prefix, 0, "an integer from 0 to M + L")  # an f-string would specialize a symbolic size
     if prefix > keys:
         raise ValueError(f"prefix must be an integer from 0 to M + L = {keys}, got {prefix}")
