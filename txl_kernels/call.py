@@ -43,6 +43,7 @@ INPUTS = Call._fields[: Call._fields.index("start")]
 BOUNDS = ("start", "end")
 TENSORS = (*INPUTS, *BOUNDS, "seed")
 SETTINGS = Call._fields[len(TENSORS) :]
+OPTIONS = tuple(name for name in SETTINGS if name not in ("left", "right", "zero_row", "scale"))  # see `is_given`
 Wanted = Sequence[bool]  # for each of INPUTS, whether its gradient is needed
 ALL: Wanted = (True,) * len(INPUTS)
 
@@ -103,22 +104,24 @@ def refused_by(kernels: str) -> Fields:
 
 def first_refused(call: "Call", refused: Fields) -> str | None:
     """Return the name of the first of these fields that a call gives, with its value if it is no
-    tensor; None if it gives none.
-
-    A field is given if it is neither None, False nor 0; `position_scale` if it differs from `scale`
-    without `q_pos`.
-    """
+    tensor; None if it gives none."""
     for name, n in refused:
-        value = call[n]
-        if value is not None and not isinstance(value, int | float):
-            return name
-        if name == "position_scale":
-            is_given = call.q_pos is None and value != call.scale
-        else:
-            is_given = value is not None and value != 0
-        if is_given:
-            return f"{name}, got {value}"
+        if is_given(call, name, n):
+            value = call[n]
+            return f"{name}, got {value}" if isinstance(value, int | float) else name
     return None
+
+
+def is_given(call: "Call", name: str, n: int) -> bool:
+    """Whether a call gives the field of this name and number: it is neither None, False nor 0;
+    `position_scale` differs from `scale` without `q_pos`."""
+    value = call[n]
+    if value is None or not isinstance(value, int | float):
+        return value is not None
+    # A condition, because torch.compile may make comparisons symbols.
+    if (call.q_pos is None and value != call.scale) if name == "position_scale" else value != 0:  # noqa: SIM103
+        return True
+    return False
 
 
 # These are functions, not properties or `_replace`, and they slice plain tuples, because

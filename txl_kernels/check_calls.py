@@ -24,15 +24,15 @@ from txl_kernels.functional import rel_attention
 WIDTHS = (16, 32, 40, 41, 64, 80, 128, 256)
 # By name, fields of the kind and fields of the call that differ from the small case's.
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "dropout": ({"dropout": True}, {}),
+    "dropout": ({"options": ("dropout_p",)}, {}),
     "start and end": ({"terms": ("r", "start", "end")}, {}),
     "window": ({}, {"left": 32}),
     "window to both sides": ({}, {"left": 40, "right": 5, "zero_row": 5}),
-    "bidirectional": ({"zero_outside": True}, {"right": None}),
-    "softcap": ({"softcap": True}, {}),
+    "bidirectional": ({"options": ("zero_outside",)}, {"right": None}),
+    "softcap": ({"options": ("softcap",)}, {}),
     "bias instead of r": ({"terms": ("r_bias",)}, {}),
     "Inkling's terms": (
-        {"terms": ("r", "q_pos", "sink"), "position_width": 16, "zero_outside": True, "grouped": True},
+        {"terms": ("r", "q_pos", "sink"), "position_width": 16, "options": ("zero_outside",), "grouped": True},
         {},
     ),
     "rows that fill the device": ({}, {}),

@@ -24,7 +24,7 @@ from txl_kernels.backends.failures import is_transient, reason_of
 from txl_kernels.backends.limits import DECODE_QUERIES
 from txl_kernels.backends.protocol import Kernels
 from txl_kernels.backends.route import is_decode
-from txl_kernels.call import BOUNDS, INPUT, INPUTS, TERMS, Call, inputs_of, needs_gradients
+from txl_kernels.call import BOUNDS, INPUT, INPUTS, OPTIONS, TERMS, Call, inputs_of, is_given, needs_gradients
 from txl_kernels.torch_state import constant_when_traced
 
 SETTING = "TXL_KERNELS_SELF_CHECK"
@@ -34,6 +34,7 @@ MAX_ERROR = {torch.float32: 1e-2, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 LOG_AFTER = 2.0  # seconds of a check after which a line of the log says that kernels are compiled
 Cotangents = tuple[Tensor, Tensor | None]  # dout and dlse
 _TERMS = tuple((name, Call._fields.index(name)) for name in (*TERMS, *BOUNDS))
+_OPTIONS = tuple((name, Call._fields.index(name)) for name in OPTIONS)
 logger = logging.getLogger("txl_kernels")
 _T = TypeVar("_T")
 
@@ -51,11 +52,8 @@ class Kind(NamedTuple):
     terms: tuple[str, ...] = ("r",)  # the tensors of TERMS and the bounds that are given
     value_width: int | None = None  # None for head_width
     position_width: int | None = None  # None for head_width
-    dropout: bool = False
-    softcap: bool = False
+    options: tuple[str, ...] = ()  # of OPTIONS, those that are given
     deterministic: bool = False  # torch.use_deterministic_algorithms, if there are gradients
-    position_scale: bool = False  # whether it differs from `scale` without `q_pos`
-    zero_outside: bool = False
     grouped: bool = False  # fewer heads of keys than of queries
 
 
@@ -78,10 +76,9 @@ def kind_of(backend: str, call: Call, gradients: bool | None = None, decode: boo
         terms=tuple([name for name, n in _TERMS if call[n] is not None]),
         value_width=None if value_width == width else value_width,
         position_width=None if position_width == width else position_width,
-        dropout=_as_bool(call.dropout_p > 0), softcap=_as_bool(call.softcap > 0),
+        options=tuple([name for name, n in _OPTIONS if is_given(call, name, n)]),
         deterministic=gradients and torch.are_deterministic_algorithms_enabled(),
-        position_scale=call.q_pos is None and _as_bool(call.position_scale != call.scale),
-        zero_outside=call.zero_outside, grouped=_as_bool(call.k.size(1) != call.q.size(1)),
+        grouped=_as_bool(call.k.size(1) != call.q.size(1)),
     )  # fmt: skip
 
 
@@ -278,7 +275,7 @@ def case_of(kind: Kind, fills: bool = False) -> Call:
     width, keys = kind.head_width, memory + length
     sizes = {
         "B": batch, "H": heads, "Hkv": 1 if kind.grouped else heads, "L": length, "M": memory, "D": width,
-        "T": keys // 3 if kind.zero_outside else keys,  # then tiles lie on both sides of the table's end
+        "T": keys // 3 if "zero_outside" in kind.options else keys,  # then tiles lie on both sides of the table's end
         "Dv": kind.value_width or width, "Dp": kind.position_width or width,
     }  # fmt: skip
 
@@ -295,21 +292,21 @@ def case_of(kind: Kind, fills: bool = False) -> Call:
         inputs["position_bias"] = None
     if kind.backend == "cuda" and "q_pos" in kind.terms:  # whose kernels of prefill take no biases then
         inputs["content_bias"] = inputs["position_bias"] = None
-    own_scale = 0.7 if "q_pos" in kind.terms or kind.position_scale else 1.0
+    own_scale = 0.7 if "q_pos" in kind.terms or "position_scale" in kind.options else 1.0
     at = memory + torch.arange(length, dtype=torch.int32, device="cpu").expand(batch, length)
     return Call(
         **inputs,  # type: ignore[arg-type]
         start=(at - 37).contiguous() if "start" in kind.terms else None,
         end=(at + 1 - at % 3).contiguous() if "end" in kind.terms else None,
-        seed=torch.tensor([1234], dtype=torch.int64, device="cpu") if kind.dropout else None,
+        seed=torch.tensor([1234], dtype=torch.int64, device="cpu") if "dropout_p" in kind.options else None,
         left=None,
         right=0,
         zero_row=0,
         scale=width**-0.5,
-        dropout_p=0.25 if kind.dropout else 0.0,
-        softcap=5.0 if kind.softcap else 0.0,
+        dropout_p=0.25 if "dropout_p" in kind.options else 0.0,
+        softcap=5.0 if "softcap" in kind.options else 0.0,
         position_scale=own_scale * width**-0.5,
-        zero_outside=kind.zero_outside,
+        zero_outside="zero_outside" in kind.options,
     )
 
 

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from txl_kernels import backends, rel_attention
 from txl_kernels.backends import cpu, cuda, self_check, triton
 from txl_kernels.backends.self_check import Kind, compare
+from txl_kernels.call import OPTIONS
 
 CPU = torch.device("cpu")
 KINDS = [(decode, gradients) for decode in (False, True) for gradients in (False, True)]
@@ -283,13 +284,14 @@ def test_lost_context_is_transient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "values of another width": {"value_width": 40}, "bias beside r": {"terms": ("r", "r_bias")},
-    "bias alone": {"terms": ("r_bias",)}, "dropout": {"dropout": True}, "softcap": {"softcap": True},
+    "bias alone": {"terms": ("r_bias",)}, "dropout": {"options": ("dropout_p",)},
+    "softcap": {"options": ("softcap",)},
     "start": {"terms": ("r", "start")}, "end": {"terms": ("r", "end")},
-    "all": {"value_width": 8, "terms": ("r", "r_bias", "start", "end"), "dropout": True, "softcap": True},
+    "all": {"value_width": 8, "terms": ("r", "r_bias", "start", "end"), "options": ("dropout_p", "softcap")},
     "position queries": {"terms": ("r", "q_pos"), "position_width": 16}, "grouped heads": {"grouped": True},
-    "sink": {"terms": ("r", "sink")}, "own scale of a bias alone": {"terms": ("r_bias",), "position_scale": True},
-    "distances outside": {"terms": ("r", "start"), "zero_outside": True},
-    "as Inkling's": {"terms": ("r", "q_pos", "sink"), "position_width": 16, "zero_outside": True, "grouped": True},
+    "sink": {"terms": ("r", "sink")}, "own scale of a bias alone": {"terms": ("r_bias",), "options": ("position_scale",)},
+    "distances outside": {"terms": ("r", "start"), "options": ("zero_outside",)},
+    "as Inkling's": {"terms": ("r", "q_pos", "sink"), "position_width": 16, "options": ("zero_outside",), "grouped": True},
 }  # fmt: skip
 
 
@@ -301,6 +303,12 @@ def test_every_variant_of_a_kernel_has_a_case(name: str) -> None:
         assert compare(cpu, kind) is None
         call = self_check.on_device(self_check.case_of(kind), kind)
         assert self_check.kind_of("native", call, True) == kind
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_optional_setting_has_a_case(name: str) -> None:
+    kind = Kind("native", CPU, torch.float32, 24, False, False, options=(name,))
+    assert self_check.kind_of("native", self_check.case_of(kind)).options == (name,)
 
 
 @pytest.mark.triton

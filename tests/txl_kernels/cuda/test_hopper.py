@@ -90,7 +90,7 @@ def test_self_check_of_the_first_call(dtype: torch.dtype, width: int, decode: bo
     """Every gradient is within a few percent of its norm, also sums that cancel (the biases')."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     assert compare(cuda, Kind("cuda", device, dtype, width, decode, True)) is None
-    terms = {"terms": ("r", "q_pos", "sink"), "position_width": 16, "zero_outside": True, "grouped": True}
+    terms = {"terms": ("r", "q_pos", "sink"), "position_width": 16, "options": ("zero_outside",), "grouped": True}
     for backward in (False, True):
         assert compare(cuda, Kind("cuda", device, dtype, width, decode, backward, **terms)) is None
 

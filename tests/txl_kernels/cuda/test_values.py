@@ -166,7 +166,7 @@ def test_self_check_of_the_terms() -> None:
         assert kind.decode
         assert kind.terms == ("r", "q_pos", "sink")
         assert kind.grouped
-        assert kind.zero_outside
+        assert kind.options == ("zero_outside",)
         assert compare(cuda, kind._replace(device=device, head_width=64, position_width=16)) is None
 
 
