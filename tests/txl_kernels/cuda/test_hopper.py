@@ -15,6 +15,7 @@ from oracle import gradients, ignores_what_no_query_sees, matches_the_reference
 from txl_kernels import rel_attention
 from txl_kernels.backends import cuda, reference, route
 from txl_kernels.backends.limits import PREFILL
+from txl_kernels.backends.protocol import architecture
 from txl_kernels.backends.self_check import Kind, compare, kind_of
 
 pytestmark = pytest.mark.slow  # compiling the emulation takes a minute and a half of processor time
@@ -25,7 +26,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "emulated":
         use(monkeypatch, build(), multiprocessors=1)
-    elif torch.cuda.get_device_capability() != PREFILL.capability:
+    elif architecture(torch.device("cuda")) != PREFILL.capability:
         pytest.skip("needs a GPU of compute capability 9.0")
 
 
