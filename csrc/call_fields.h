@@ -41,7 +41,18 @@
   X(double, POSITION_SCALE, position_scale) \
   X(int, ZERO_OUTSIDE, zero_outside)
 
-// X(letter) for each size.
+// X(name) for each setting of txl_call.
+#define TXL_C_SETTINGS(X) \
+  X(left) \
+  X(right) \
+  X(zero_row) \
+  X(scale) \
+  X(dropout_p) \
+  X(softcap) \
+  X(position_scale) \
+  X(zero_outside)
+
+// X(letter) for each size of txl_call.
 #define TXL_SIZES(X) \
   X(B) \
   X(H) \
@@ -53,18 +64,22 @@
   X(Dp) \
   X(T)
 
-// X(name, letters of the axes, whether it is float32 beside any type, whether its last axis may have any stride)
-// for each input.
-#define TXL_INPUT_SHAPES(X) \
-  X(q, "B H L D", false, false) \
-  X(k, "B Hkv L D", false, false) \
-  X(v, "B Hkv L Dv", false, false) \
-  X(r, "H T Dp", false, false) \
-  X(content_bias, "H D", false, false) \
-  X(position_bias, "H Dp", false, false) \
-  X(k_mem, "B Hkv M D", false, false) \
-  X(v_mem, "B Hkv M Dv", false, false) \
-  X(r_bias, "H T", false, true) \
-  X(q_pos, "B H L Dp", false, false) \
-  X(sink, "B H L", true, true)
+// X(name, member of txl::Attention, letters of the axes, whether it is float32 beside any type, whether its last
+// axis may have any stride) for each input of txl_call.
+#define TXL_C_INPUTS(X) \
+  X(q, q, "B H L D", false, false) \
+  X(k, k, "B Hkv L D", false, false) \
+  X(v, v, "B Hkv L Dv", false, false) \
+  X(r, r, "H T Dp", false, false) \
+  X(content_bias, u, "H D", false, false) \
+  X(position_bias, w, "H Dp", false, false) \
+  X(k_mem, k_mem, "B Hkv M D", false, false) \
+  X(v_mem, v_mem, "B Hkv M Dv", false, false) \
+  X(r_bias, r_bias, "H T", false, true) \
+  X(q_pos, q_pos, "B H L Dp", false, false) \
+  X(sink, sink, "B H L", true, true)
+
+// X(last field of txl_call, last field of txl_gradients) for each version of the C interface.
+#define TXL_C_VERSIONS(X) \
+  X(end, sink)
 // clang-format on

@@ -91,6 +91,8 @@ TAKEN_BY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("r_bias", "softcap"), ("native", "triton", "onnx")),
     **dict.fromkeys(("dropout_p", "seed"), ("native", "triton", "decode", "prefill")),
 }  # fmt: skip
+# The version of the C structs, which grow at the end, that first had a field; 1 if it is not here.
+SINCE: dict[str, int] = {}
 TERMS = tuple(name for name in INPUTS if INPUT[name].is_term)
 
 

@@ -40,13 +40,13 @@ Problem problem_of(const txl_call& c) {
   p.type = c.type == TXL_BFLOAT16 ? Type::bf16 : Type::f32;
   p.B = c.B, p.H = c.H, p.L = c.L, p.D = c.D, p.Dv = c.Dv, p.Dr = c.Dp, p.Hkv = c.Hkv, p.T = c.T;
   Settings settings;
-#define TXL_SETTING(type, enumerator, name) settings.name = c.name;
-  TXL_SETTINGS(TXL_SETTING)
+#define TXL_SETTING(name) settings.name = c.name;
+  TXL_C_SETTINGS(TXL_SETTING)
 #undef TXL_SETTING
   set_settings(p, settings, drop_threshold(c.dropout_p));
   set_memory(p, c.M);
-#define TXL_VIEW(enumerator, name, member) p.member = view_of(c.name);
-  TXL_INPUTS(TXL_VIEW)
+#define TXL_VIEW(name, member, axes, is_float, any_strides) p.member = view_of(c.name);
+  TXL_C_INPUTS(TXL_VIEW)
 #undef TXL_VIEW
   p.start = bounds_of(c.start), p.end = bounds_of(c.end);
   p.out = view_of(c.out), p.lse = c.lse;
@@ -57,8 +57,8 @@ Problem problem_of(const txl_call& c) {
 Gradients gradients_of(const txl_gradients& x) {
   Gradients g;
   g.dout = view_of(x.out), g.dlse = x.lse;
-#define TXL_VIEW(enumerator, name, member) g.d##member = view_of(x.name);
-  TXL_INPUTS(TXL_VIEW)
+#define TXL_VIEW(name, member, axes, is_float, any_strides) g.d##member = view_of(x.name);
+  TXL_C_INPUTS(TXL_VIEW)
 #undef TXL_VIEW
   return g;
 }
@@ -78,10 +78,11 @@ int without_cancellation(const F& f) {
 }  // namespace
 }  // namespace txl
 
-int txl_forward(const txl_call* call) {
+int txl_forward(const txl_call* given) {
   return txl::without_cancellation([&] {
-    const int code = txl::guard([&] { txl::check_forward(call); });
-    return code ? code : txl_cpu_library()->forward(txl::problem_of(*call));
+    txl_call call = {};
+    const int code = txl::guard([&] { call = txl::read_call(given), txl::check_forward(call); });
+    return code ? code : txl_cpu_library()->forward(txl::problem_of(call));
   });
 }
 
@@ -91,10 +92,15 @@ int txl_forward_on(const txl_call* call, txl_parallel_for parallel_for, void* co
   return txl_forward(call);
 }
 
-int txl_backward(const txl_call* call, const txl_gradients* gradients) {
+int txl_backward(const txl_call* given, const txl_gradients* given_gradients) {
   return txl::without_cancellation([&] {
-    const int code = txl::guard([&] { txl::check_backward(call, gradients); });
-    return code ? code : txl_cpu_library()->backward(txl::problem_of(*call), txl::gradients_of(*gradients));
+    txl_call call = {};
+    txl_gradients gradients = {};
+    const int code = txl::guard([&] {
+      call = txl::read_call(given), gradients = txl::read_gradients(given_gradients);
+      txl::check_backward(call, gradients);
+    });
+    return code ? code : txl_cpu_library()->backward(txl::problem_of(call), txl::gradients_of(gradients));
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <initializer_list>
@@ -50,9 +51,9 @@ struct InputField {
   txl_tensor txl_gradients::* gradient;
 };
 
-#define TXL_ROW(name, axes, is_float, any_strides) \
+#define TXL_ROW(name, member, axes, is_float, any_strides) \
   {#name, axes, is_float, any_strides, &txl_call::name, &txl_gradients::name},
-constexpr InputField INPUT_FIELDS[] = {TXL_INPUT_SHAPES(TXL_ROW)};
+constexpr InputField INPUT_FIELDS[] = {TXL_C_INPUTS(TXL_ROW)};
 #undef TXL_ROW
 
 constexpr const char* NEEDED[] = {"q", "k", "v", "k_mem", "v_mem"};  // where they have elements
@@ -355,35 +356,54 @@ void check_overlap(const txl_call& c, const txl_gradients* gradients) {
   for (; n < tensors.size(); ++n) check_against_earlier(n);
 }
 
-void check_call(const txl_call* call) {
-  if (!call) throw std::invalid_argument("call must be given, got NULL");
+// The sizes of the structs in each version of the header, whose last fields are given.
+template <class T>
+constexpr size_t size_to(size_t end) {
+  return (end + alignof(T) - 1) / alignof(T) * alignof(T);
+}
+#define TXL_CALL(last, last_gradient) size_to<txl_call>(offsetof(txl_call, last) + sizeof(txl_call::last)),
+#define TXL_GRADIENTS(last_call, last) \
+  size_to<txl_gradients>(offsetof(txl_gradients, last) + sizeof(txl_gradients::last)),
+constexpr size_t CALL_SIZES[] = {TXL_C_VERSIONS(TXL_CALL)};
+constexpr size_t GRADIENTS_SIZES[] = {TXL_C_VERSIONS(TXL_GRADIENTS)};
+#undef TXL_CALL
+#undef TXL_GRADIENTS
+
+// Returns a copy of a caller's struct, with zeros for the fields that its header does not have yet. A larger struct is
+// refused without a look at its other bytes: a size that was never set would be read past the struct's end.
+template <class T, size_t N>
+T copy_of(const T* given, const char* name, const char* member, const char* type, const size_t (&sizes)[N]) {
+  if (!given) throw std::invalid_argument(std::string(name) + " must be given, got NULL");
+  const size_t size = given->struct_size;
   require(
-      call->struct_size == sizeof(txl_call), "struct_size",
-      [] { return "sizeof(txl_call) = " + std::to_string(sizeof(txl_call)) + ", that of this library's header"; },
-      static_cast<int64_t>(call->struct_size));
-  require(call->type == TXL_FLOAT32 || call->type == TXL_BFLOAT16, "type", "TXL_FLOAT32 (0) or TXL_BFLOAT16 (1)",
-          int64_t{call->type});
-  check_sizes(*call);
-  check_settings(*call);
-  check_tensors(*call);
-  check_visible(*call);
+      std::find(sizes, sizes + N, size) != sizes + N, member,
+      [&] {
+        return std::string("sizeof(") + type + ") = " + std::to_string(sizeof(T)) +
+               ", that of this library's header, or that of an older one";
+      },
+      static_cast<int64_t>(size));
+  T x = {};
+  std::memcpy(&x, given, size);
+  return x;
 }
 
-void check_gradients(const txl_call& call, const txl_gradients* gradients) {
-  if (!gradients) throw std::invalid_argument("gradients must be given, got NULL");
-  require(
-      gradients->struct_size == sizeof(txl_gradients), "gradients.struct_size",
-      [] {
-        return "sizeof(txl_gradients) = " + std::to_string(sizeof(txl_gradients)) + ", that of this library's header";
-      },
-      static_cast<int64_t>(gradients->struct_size));
+void check_call(const txl_call& call) {
+  require(call.type == TXL_FLOAT32 || call.type == TXL_BFLOAT16, "type", "TXL_FLOAT32 (0) or TXL_BFLOAT16 (1)",
+          int64_t{call.type});
+  check_sizes(call);
+  check_settings(call);
+  check_tensors(call);
+  check_visible(call);
+}
+
+void check_gradients(const txl_call& call, const txl_gradients& gradients) {
   const Sizes out = {call.B, call.H, call.L, call.Dv}, rows = {call.B, call.H, call.L};
   check_given({"", "lse"}, call.lse, rows);
-  check_given({"gradients.", "out"}, gradients->out.data, out);
-  check_tensor({"gradients.", "out"}, gradients->out, out, element_bytes(call, false), false);
-  check_alignment({"gradients.", "lse"}, "", gradients->lse, sizeof(float), "at a multiple of 4 bytes");
+  check_given({"gradients.", "out"}, gradients.out.data, out);
+  check_tensor({"gradients.", "out"}, gradients.out, out, element_bytes(call, false), false);
+  check_alignment({"gradients.", "lse"}, "", gradients.lse, sizeof(float), "at a multiple of 4 bytes");
   for (const InputField& field : INPUT_FIELDS) {
-    const txl_tensor& x = gradients->*field.gradient;
+    const txl_tensor& x = gradients.*field.gradient;
     const Name name = {"gradients.", field.name};
     if (!x.data) continue;
     if (!(call.*field.tensor).data)
@@ -394,15 +414,21 @@ void check_gradients(const txl_call& call, const txl_gradients* gradients) {
 
 }  // namespace
 
-void check_forward(const txl_call* call) {
-  check_call(call);
-  check_overlap(*call, nullptr);
+txl_call read_call(const txl_call* given) { return copy_of(given, "call", "struct_size", "txl_call", CALL_SIZES); }
+
+txl_gradients read_gradients(const txl_gradients* given) {
+  return copy_of(given, "gradients", "gradients.struct_size", "txl_gradients", GRADIENTS_SIZES);
 }
 
-void check_backward(const txl_call* call, const txl_gradients* gradients) {
+void check_forward(const txl_call& call) {
   check_call(call);
-  check_gradients(*call, gradients);
-  check_overlap(*call, gradients);
+  check_overlap(call, nullptr);
+}
+
+void check_backward(const txl_call& call, const txl_gradients& gradients) {
+  check_call(call);
+  check_gradients(call, gradients);
+  check_overlap(call, &gradients);
 }
 
 }  // namespace txl

@@ -8,6 +8,9 @@
  *   txl_call call = {0};
  *   call.struct_size = sizeof call;
  *
+ * The size is the version of the header that the program was compiled with. A later version of the library takes the
+ * fields that this header does not have as zeros, and an earlier one refuses the call.
+ *
  * Every function may be called from any thread, and checks its arguments before it reads or writes a tensor: types,
  * sizes, strides, alignment, bounds, and that the table of positions has a row for each distance that a query sees. It
  * cannot check that a tensor's memory is as large as the sizes and strides say. A function that returns an int returns
@@ -67,7 +70,7 @@ typedef struct txl_tensor {
  *
  * start and end limit the keys that a query sees to start <= key < end; keys count from the first of the memory. */
 typedef struct txl_call {
-  size_t struct_size; /* sizeof(txl_call): the library refuses a call of another version of this header */
+  size_t struct_size; /* sizeof(txl_call) */
   int type;           /* TXL_FLOAT32 or TXL_BFLOAT16 */
   uint64_t seed;      /* of dropout */
   txl_tensor out;     /* [B, H, L, Dv]: written by forward, read by backward */

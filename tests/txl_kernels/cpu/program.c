@@ -68,7 +68,7 @@ static void one_call(int64_t struct_size) {
 
   memset(&call, 0, sizeof call);
   memset(&gradients, 0, sizeof gradients);
-  call.struct_size = (size_t)(struct_size ? struct_size : (int64_t)sizeof call);
+  call.struct_size = struct_size < 0 ? sizeof call : (size_t)struct_size;
   call.type = (int)read_integer();
   call.seed = (uint64_t)read_integer();
 #define READ_INTEGER(name) call.name = read_integer();
@@ -90,8 +90,8 @@ static void one_call(int64_t struct_size) {
   if (!code) write_tensor(&lse, lse_bytes);
   if (!backward) return;
 
-  gradients.struct_size = (size_t)read_integer();
-  if (!gradients.struct_size) gradients.struct_size = sizeof gradients;
+  struct_size = read_integer();
+  gradients.struct_size = struct_size < 0 ? sizeof gradients : (size_t)struct_size;
   read_tensor(&gradients.out);
   read_tensor(&dlse);
   gradients.lse = dlse.data;

@@ -1,7 +1,10 @@
 """The C library: a program in C99, compiled against its header, gets Python's results bit by bit,
 and an error for each wrong argument."""
 
+import ctypes
 import os
+import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -9,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import call_fields
 import pytest
 import torch
 from builds import ROOT, once
@@ -17,7 +21,17 @@ from torch import Tensor
 
 from txl_kernels import rel_attention
 from txl_kernels.backends import cpu, native_modules
-from txl_kernels.call import BOUNDS, INPUT, INPUTS, SETTINGS, Call, memory_len_of, position_width_of, table_len_of
+from txl_kernels.call import (
+    BOUNDS,
+    INPUT,
+    INPUTS,
+    SETTINGS,
+    Call,
+    Input,
+    memory_len_of,
+    position_width_of,
+    table_len_of,
+)
 
 LIBRARY = native_modules.library_of("_native", cpu.native.file)
 HEADER = ROOT / "csrc" / "include" / "txl_attention.h"
@@ -72,8 +86,8 @@ def recorded(case: Case, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) ->
     return [x for x in found if x.dout is not None or not out.numel()]
 
 
-def compiler(source: Path) -> list[str]:
-    return ["cc", *FLAGS, f"-I{HEADER.parent}", str(source), str(LIBRARY), f"-Wl,-rpath,{LIBRARY.parent}"]
+def compiler(source: Path, header: Path = HEADER, library: Path = LIBRARY) -> list[str]:
+    return ["cc", *FLAGS, f"-I{header.parent}", str(source), str(library), f"-Wl,-rpath,{library.parent}"]
 
 
 def compile_program(folder: Path) -> None:
@@ -120,13 +134,13 @@ def fields_of(x: Recorded) -> dict[str, Any]:
     q, v = call.q, call.v
     sizes = dict(zip("BHLD", q.shape, strict=True)) | {"Hkv": call.k.size(1), "Dv": v.size(3)}
     sizes |= {"M": memory_len_of(call), "Dp": position_width_of(call), "T": table_len_of(call)}
-    fields: dict[str, Any] = {"struct_size": 0, "type": cpu.LIMITS.dtypes.index(q.dtype)} | sizes
+    fields: dict[str, Any] = {"struct_size": -1, "type": cpu.LIMITS.dtypes.index(q.dtype)} | sizes
     fields["seed"] = 0 if call.seed is None else int(call.seed)
     fields |= {name: getattr(call, name) for name in (*SETTINGS, *INPUTS, *BOUNDS)}
     fields |= {name: ALL if fields[name] is None else fields[name] for name in INTEGERS}
     fields |= {"out": nans_like(x.out), "lse": nans_like(x.lse)}
     if x.dout is not None:
-        fields |= {"dstruct_size": 0, "dout": x.dout, "dlse": x.dlse}
+        fields |= {"dstruct_size": -1, "dout": x.dout, "dlse": x.dlse}
         fields |= {f"d{n}": nans_like(g) for n, g in zip(INPUTS, x.gradients, strict=True)}
     return fields
 
@@ -241,9 +255,12 @@ def test_results_with_strides_of_their_own(run: Any, monkeypatch: pytest.MonkeyP
 
 
 CASE = Case("every term", B=2, H=4, Hkv=2, L=6, M=5, D=8, Dp=3, r_bias="H T", sink="B H L", intervals="random")
+SIZE_OF = r"sizeof\({}\) = \d+, that of this library's header, or that of an older one"
 # A changed field, or the strides of a tensor; the message.
 WRONG: list[tuple[str, Any, str]] = [
-    ("struct_size", 8, r"struct_size must be sizeof\(txl_call\) = \d+, that of this library's header, got 8"),
+    ("struct_size", 0, rf"struct_size must be {SIZE_OF.format('txl_call')}, got 0"),
+    ("struct_size", 100, rf"struct_size must be {SIZE_OF.format('txl_call')}, got 100"),  # cuts a field
+    ("struct_size", 2**40, rf"struct_size must be {SIZE_OF.format('txl_call')}, got {2**40}"),
     ("type", 2, r"type must be TXL_FLOAT32 \(0\) or TXL_BFLOAT16 \(1\), got 2"),
     ("B", -1, "B must be from 0 to 2147483647, got -1"),
     ("T", 2**31, "T must be from 0 to 2147483647, got 2147483648"),
@@ -271,7 +288,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("T", 3, r"T must be enough for the distances 1 to \d+ that queries see, .* got T 3 and zero_row 0"),
     ("start", torch.full((2, 6), -1, dtype=torch.int32), r"start must hold key indices in \[0, M .* 11\], got -1"),
     ("end", torch.full((2, 6), 12, dtype=torch.int32), r"end must hold key indices in \[0, M .* 11\], got 12"),
-    ("dstruct_size", 8, r"gradients.struct_size must be sizeof\(txl_gradients\) = \d+, that of this .* got 8"),
+    ("dstruct_size", 0, rf"gradients.struct_size must be {SIZE_OF.format('txl_gradients')}, got 0"),
+    ("dstruct_size", 100, rf"gradients.struct_size must be {SIZE_OF.format('txl_gradients')}, got 100"),
     ("lse", None, "lse must be given, got NULL"),
     ("dout", None, "gradients.out must be given, got NULL"),
     ("q", {"offset": 2}, r"q.data must be at a multiple of its element's size, got \d+"),
@@ -325,6 +343,115 @@ def test_missing_and_superfluous_tensors(run: Any, monkeypatch: pytest.MonkeyPat
             output.tensor(fields["out"]), output.tensor(fields["lse"])
             code, said = output.outcome()
         assert (code, said) == (1, message)
+
+
+def newer_sources(
+    folder: Path, fields: dict[str, Any], others: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """Write the sources of a library whose calls have more fields, before today's: those of version
+    2 of its structs, and others that no kernel takes yet. Return their folder.
+
+    fields, others: a type for each setting, or an `Input`.
+    """
+    tables = {name: x for name, x in (fields | others).items() if isinstance(x, Input)}
+    settings = {name: x for name, x in (fields | others).items() if name not in tables}
+    for name in fields:
+        monkeypatch.setitem(call_fields.TAKEN_BY, name, ("native",))
+        monkeypatch.setitem(call_fields.SINCE, name, 2)
+    for name, x in tables.items():
+        monkeypatch.setitem(INPUT, name, x)
+    monkeypatch.setattr(call_fields, "INPUTS", (*tables, *INPUTS))
+    monkeypatch.setattr(call_fields, "SETTINGS", (*settings, *SETTINGS))
+    types = dict.fromkeys(tables, Tensor | None) | Call.__annotations__ | settings
+    monkeypatch.setattr(call_fields, "Call", NamedTuple("Call", list(types.items())))
+    shutil.copytree(ROOT / "csrc", folder, ignore=shutil.ignore_patterns("cuda", "python"))
+    for file, text in call_fields.texts().items():
+        (folder / file.relative_to(ROOT / "csrc")).write_text(text)
+    return folder
+
+
+# In place of the other sources of the library; kernels are those of the one that is installed.
+REST = """
+#include <stdexcept>
+#include "cpu/dispatch.h"
+#include "cpu/runtime.h"
+namespace txl {
+void force_isa(const std::string& name) { throw std::runtime_error(name); }
+OnCallersThreads::OnCallersThreads(CallersThreads threads) : before_(threads) {}
+OnCallersThreads::~OnCallersThreads() {}
+}
+"""
+
+
+def test_program_of_an_older_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs on a library whose header has one more field, as a program of that header does, which
+    today's library refuses."""
+    x = call_of_every_term(monkeypatch)
+    csrc = newer_sources(tmp_path / "csrc", {"extra": int}, {"other": float}, monkeypatch)
+    (tmp_path / "rest.cpp").write_text(REST)
+    sources = [csrc / "cpu" / "c_api.cpp", csrc / "cpu" / "c_checks.cpp", tmp_path / "rest.cpp"]
+    newer = tmp_path / "libnewer.so"
+    command = ["c++", "-std=c++17", "-shared", "-fPIC", f"-I{csrc}", *map(str, sources), str(LIBRARY)]
+    subprocess.run([*command, f"-Wl,-rpath,{LIBRARY.parent}", "-o", str(newer)], check=True)
+    newer_header = csrc / "include" / HEADER.name
+    program, fields, said = tmp_path / "program", fields_of(x), ""
+    for header, library in ((HEADER, newer), (newer_header, newer), (newer_header, LIBRARY)):
+        subprocess.run([*compiler(SOURCE, header, library), "-o", str(program)], check=True)
+        done = subprocess.run([str(program)], input=as_bytes(fields), capture_output=True, check=True)
+        output = Output(done.stdout)
+        code, said = output.outcome()
+        if library == newer:
+            got = [output.tensor(x.out), output.tensor(x.lse)]
+            assert (code, output.outcome()) == (0, (0, ""))
+            got += [output.tensor(g) for g in x.gradients if g is not None]
+            wanted = [x.out, x.lse, *(g for g in x.gradients if g is not None)]
+            assert all(torch.equal(y, z) for y, z in zip(got, wanted, strict=True))
+            assert not output.rest
+    assert code == 1
+    assert re.fullmatch(rf"struct_size must be {SIZE_OF.format('txl_call')}, got \d+", said)
+
+
+READ = """
+#include <cstring>
+#include "cpu/c_checks.h"
+#include "errors.h"
+extern "C" __attribute__((visibility("default"))) const char* read(int n, const void* given, void* to) {
+  const int code = txl::guard([&] {
+    if (n == 0) { const auto x = txl::read_call(static_cast<const txl_call*>(given)); std::memcpy(to, &x, sizeof x); }
+    else { const auto x = txl::read_gradients(static_cast<const txl_gradients*>(given)); std::memcpy(to, &x, sizeof x); }
+  });
+  return code ? txl::g_error : nullptr;
+}
+extern "C" __attribute__((visibility("default"))) size_t size(int n) {
+  return n ? sizeof(txl_gradients) : sizeof(txl_call);
+}
+"""
+
+
+def test_fields_that_an_older_header_lacks_are_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new size, a flag and a tensor lie behind the older struct's, and are not read there."""
+    fields, others = {"flag": bool, "table": Input("H New")}, {"other": Input("H Other")}
+    csrc = newer_sources(tmp_path / "csrc", fields, others, monkeypatch)
+    (tmp_path / "read.cpp").write_text(READ)
+    command = ["c++", "-std=c++17", "-shared", "-fPIC", f"-I{csrc}", str(tmp_path / "read.cpp")]
+    subprocess.run([*command, str(csrc / "cpu" / "c_checks.cpp"), "-o", str(tmp_path / "read.so")], check=True)
+    library = ctypes.CDLL(str(tmp_path / "read.so"))
+    library.read.restype, library.size.restype = ctypes.c_char_p, ctypes.c_size_t
+    tensor = 8 + 4 * 8
+    for n, new in ((0, 8 + 8 + tensor), (1, tensor)):
+        size = library.size(n)
+        accepted = set()
+        for given in range(2 * size):
+            memory = ctypes.create_string_buffer(b"\xff" * 2 * size, 2 * size)
+            memory[:8] = given.to_bytes(8, "little")
+            to = ctypes.create_string_buffer(size)
+            if (message := library.read(n, memory, to)) is None:
+                accepted.add(given)
+                assert to.raw == memory.raw[:given] + bytes(size - given)
+            else:
+                name = ("struct_size", "gradients.struct_size")[n]
+                assert re.match(rf"{name} must be sizeof\(\w+\) = {size}, .*, got {given}", message.decode())
+        assert accepted == {size - new, size}
 
 
 def test_example_of_the_documentation(tmp_path: Path) -> None:

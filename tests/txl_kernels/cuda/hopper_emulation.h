@@ -2,6 +2,7 @@
 // is for a GPU. A copy lands as late as it can, when somebody waits for it; until then its bytes are NaN.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -22,6 +23,9 @@ struct alignas(128) TensorMap {  // its bytes are read by tests/support/cuda_ptx
   int32_t swizzle;  // bytes of a row of a box, 128 or 32
 };
 static_assert(sizeof(TensorMap) == 128);
+inline std::atomic<int64_t> encodings{0};  // of tensor maps
+inline void count_encoding() { ++encodings; }
+extern "C" __attribute__((visibility("default"), used)) inline int64_t txl_encodings() { return encodings; }
 using Barrier = uint64_t;
 
 }  // namespace txl_cuda

@@ -288,6 +288,24 @@ def test_expanded_output_gradient() -> None:
     torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)
 
 
+def test_layers_in_turns_encode_each_tensor_map_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share a plan. Their results are the same bits again, and those of new addresses, too."""
+    use(monkeypatch, build(), multiprocessors=1)
+    encodings = ctypes.CDLL(build().__file__).txl_encodings
+    encodings.restype = ctypes.c_int64
+    layers = [make_inputs(Case(B=1, H=2, L=70, M=40, D=64, seed=n), torch.bfloat16) for n in range(3)]
+    moved = [{name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in layer.items()} for layer in layers]
+    with torch.no_grad():
+        first = [run(layer) for layer in layers]
+        before = encodings()
+        again = [run(layer) for _ in range(2) for layer in layers]
+        assert encodings() == before
+        again += [run(layer) for layer in moved]
+        assert before < encodings() <= before + 5 * len(layers)  # k, v, k_mem, v_mem, r
+    for n, results in enumerate(again):
+        torch.testing.assert_close(results, first[n % 3], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("window", [(100, 30), (20, 70), (448, 448)], ids=str)
 def test_no_tile_without_a_visible_pair_is_visited(window: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of products for a window to both sides: forward and dq of 64 x 64 tiles, dk and dv
