@@ -110,7 +110,7 @@ def first_refused(call: "Call", refused: Fields) -> str | None:
     for name, n in refused:
         if is_given(call, name, n):
             value = call[n]
-            return f"{name}, got {value}" if isinstance(value, int | float) else name
+            return f"{name}, got {value}" if isinstance(value, (int, float)) else name
     return None
 
 
@@ -118,7 +118,7 @@ def is_given(call: "Call", name: str, n: int) -> bool:
     """Whether a call gives the field of this name and number: it is neither None, False nor 0;
     `position_scale` differs from `scale` without `q_pos`."""
     value = call[n]
-    if value is None or not isinstance(value, int | float):
+    if value is None or not isinstance(value, (int, float)):
         return value is not None
     # A condition, because torch.compile may make comparisons symbols.
     if (call.q_pos is None and value != call.scale) if name == "position_scale" else value != 0:  # noqa: SIM103
