@@ -174,17 +174,20 @@ class LanguageModel:
 
     def _kind(self, reading: ResolvedReading) -> tuple[Any, ...]:
         """Return what an engine that is used again must have been made for."""
-        return reading, self.model.device, *(block.attention for block in getattr(self.model, "layers", ()))
+        dtype = next(self.model.parameters()).dtype
+        return reading, self.model.device, dtype, *(block.attention for block in getattr(self.model, "layers", ()))
 
     def _taken(self, kind: tuple[Any, ...]) -> Engine | None:
         """Return the engine that is kept, whose CUDA graphs are captured already, if it is of a
         kind, and keep none."""
-        kept = [engine for known, engine in self._kept if known == kind]
-        self._kept.clear()
-        if not kept:
+        try:
+            known, engine = self._kept.pop()  # one step, for threads
+        except IndexError:
+            return None
+        if known != kind:
             return None
         self.model.eval()
-        return kept[0]
+        return engine
 
     def _begin(self, prompt: Prompt) -> tuple[Tensor, bool]:
         """Return a prompt's tokens, int64 [n], and whether the prompt ends in white space."""

@@ -23,7 +23,13 @@ def main(arguments: list[str]) -> int:
         return 0
     from txl_kernels.check_calls import WIDTHS, check
 
+    if unknown := sorted({*(given.widths or ())} - {*WIDTHS}):
+        raise ValueError(f"--widths must be some of {', '.join(map(str, WIDTHS))}, got {unknown[0]}")
     device = torch.device(given.check or ("cuda:0" if torch.cuda.is_available() else "cpu"))
+    try:
+        torch.zeros((), device=device).item()
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        raise RuntimeError(f"--check needs a device that stores values, got {device}: {error}") from error
     return check(device, functools.partial(print, flush=True), given.widths or WIDTHS)
 
 

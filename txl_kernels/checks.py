@@ -42,6 +42,7 @@ _WIDEST = 2**31  # wider than any distance
 SIDE = "None or an integer >= 0"
 ZERO_ROW = "an integer from 0 to 2**31 - 1 (the row of r that holds distance 0)"
 FLOAT32_RANGE = 3.4028235e38
+DROPOUT_P = "a number in [0, 1)"
 SOFTCAP, CAPS = "0.0 for none, or a number from 1e-30 to 1e30", (1e-30, 1e30)
 # Plain tuples, which torch.compile of torch 2.6 can trace.
 _SHAPES = tuple((name, tuple(x.axes.split())) for name, x in INPUT.items() if name not in ("q", "r", "r_bias"))
@@ -278,7 +279,7 @@ def check_settings(call: Call) -> None:
         raise ValueError(
             f"position_scale must be scale, {call.scale}, where q_pos is None beside r, got {call.position_scale}"
         )
-    check_number("dropout_p", call.dropout_p, 0.0, 1.0, "a number in [0, 1)")
+    check_number("dropout_p", call.dropout_p, 0.0, 1.0, DROPOUT_P)
     check_number("softcap", call.softcap, 0.0, FLOAT32_RANGE, SOFTCAP)
     if call.softcap and not CAPS[0] <= call.softcap <= CAPS[1]:
         raise ValueError(f"softcap must be {SOFTCAP}, got {call.softcap}")

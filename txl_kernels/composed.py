@@ -13,7 +13,7 @@ from torch import Tensor
 
 from txl_kernels.backends.reference import share_beside, softmax
 from txl_kernels.call import INPUT, INPUTS, Call, changed, inputs_of, memory_len_of, table_len_of
-from txl_kernels.checks import ZERO_ROW, check_integer, check_seed, with_bounds
+from txl_kernels.checks import DROPOUT_P, ZERO_ROW, check_integer, check_number, check_seed, with_bounds
 from txl_kernels.seed import seeded
 
 Chunk = tuple[int, int | None] | None
@@ -35,6 +35,8 @@ def attend(
     """
     if call.seed is not None:
         check_seed(call.seed, call.q)
+    if type(call.dropout_p) is not float or call.dropout_p:  # the seed of both calls of a prefix is drawn by it
+        check_number("dropout_p", call.dropout_p, 0.0, 1.0, DROPOUT_P)
     keys = memory_len_of(call) + call.q.size(2)
     if type(prefix) is not int or not 0 <= prefix <= keys:
         _check_prefix(prefix, keys)

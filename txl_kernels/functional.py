@@ -205,8 +205,10 @@ def rel_attention(
         raise ValueError(_NO_TABLE)
     k_mem, v_mem = (None, None) if memory is None else memory_pair(memory)
     left, right = (None, 0) if causal is True and window is None else span(causal, window)
-    if outside != "refuse":
+    if type(outside) is not str or outside != "refuse":
         checks.check_outside(outside)
+    if return_lse is not False and return_lse is not True:
+        raise TypeError(f"return_lse must be True or False, got {type(return_lse).__name__}")
     if sink is not None:
         sink = checks.broadcast_sink(sink, q)
     call = Call(

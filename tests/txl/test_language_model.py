@@ -179,3 +179,10 @@ def test_a_kept_engine_reads_the_present_parameters(loaded: txl.LanguageModel) -
     for p in model.model.parameters():
         p.data.mul_(1.5)
     assert model.generate("0123 follows", 40, seed=1) == copy.deepcopy(model).generate("0123 follows", 40, seed=1)
+
+
+def test_no_engine_of_another_dtype_is_used(loaded: txl.LanguageModel) -> None:
+    model = copy.deepcopy(loaded)
+    model.generate("0123 follows", 40, seed=1)
+    model.model.double()
+    assert model.generate("0123 follows", 40, seed=1) == copy.deepcopy(model).generate("0123 follows", 40, seed=1)

@@ -24,6 +24,16 @@ def linear_recurrence(a: Tensor, b: Tensor, before: Tensor) -> Tensor:
     return torch.stack(states)
 
 
+def has_bf16_lstm() -> bool:
+    """Whether torch's LSTM runs under autocast to bfloat16 on this CPU: oneDNN's needs AVX-512."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.autocast("cpu", torch.bfloat16):
+            nn.LSTM(1, 1, device="cpu")(torch.zeros(1, 1, 1, device="cpu"))
+    except RuntimeError:
+        return False
+    return True
+
+
 class LSTMLayer(nn.LSTM):
     """torch's LSTM with one layer; its state is h and c, [B, width] each."""
 

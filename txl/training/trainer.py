@@ -16,6 +16,7 @@ from txl.errors import Interrupted, TxlError
 from txl.evaluation.evaluate import Reading, Score, default_method, evaluate, perplexity
 from txl.model import Network, make_network
 from txl.model.config import Config, RecurrentConfig
+from txl.model.recurrent import has_bf16_lstm
 from txl.paths import AnyPath, append_text, replace_text
 from txl.text.corpus import Corpus
 from txl.text.streams import training_streams
@@ -86,7 +87,7 @@ class Trainer:
         self.corpus, self.world = corpus, world
         self.best, self.last = folder / checkpoints.BEST, folder / checkpoints.LAST
         agree_on(world, corpus.fingerprint, model_config.to_json(), config.to_json())
-        _check_fit(model_config, config, corpus)
+        _check_fit(model_config, config, corpus, self.device)
         streams = training_streams(corpus, config.batch, config.scored, config.context, config.seed, config.streams)
         self.batches = Batches(streams, config, model_config, world, self.device)
         world.first_does(corpus.verify)
@@ -345,8 +346,8 @@ def _lock(folder: Path) -> None:
         runs.lock(folder)
 
 
-def _check_fit(model: Config, training: TrainConfig, corpus: Corpus) -> None:
-    """Raise TxlError if corpus, network and options of training do not fit together."""
+def _check_fit(model: Config, training: TrainConfig, corpus: Corpus, device: torch.device) -> None:
+    """Raise TxlError if corpus, network, options of training and device do not fit together."""
     segment = training.scored + training.context
     if model.vocab_size != len(corpus.vocabulary):
         raise TxlError(f"vocab_size is {model.vocab_size}, but the corpus has {len(corpus.vocabulary)} symbols")
@@ -358,6 +359,10 @@ def _check_fit(model: Config, training: TrainConfig, corpus: Corpus) -> None:
             raise TxlError(
                 f"a network of kind {model.network!r} cannot read tokens again: ext_len must be 0 and loss 'full', got "
                 f"{training.ext_len} and {training.loss!r}"
+            )
+        if model.network == "lstm" and training.precision == "bf16" and device.type == "cpu" and not has_bf16_lstm():
+            raise TxlError(
+                "precision must be 'fp32' for an LSTM on this CPU, for which PyTorch has no bf16, got 'bf16'"
             )
     elif model.encoding == "learned" and segment > (model.table_len or 0):
         raise TxlError(f"segments of {segment} tokens are beyond the {model.table_len} learned positions of table_len")

@@ -59,7 +59,8 @@ class Updater:
         stop.
 
         Raises:
-            TxlError: the loss or gradient is not finite; nothing was changed.
+            TxlError: the loss or gradient is not finite; no parameter was changed. The memory is
+                that after the segment.
         """
         self.network.train()
         try:

@@ -8,7 +8,7 @@ from torch import nn
 from txl.errors import TxlError
 from txl.evaluation.evaluate import Reading, evaluate
 from txl.model.config import RecurrentConfig, config_from_json
-from txl.model.recurrent import QRNNLayer, RecurrentNetwork
+from txl.model.recurrent import QRNNLayer, RecurrentNetwork, has_bf16_lstm
 from txl.training.config import TrainConfig
 from txl.training.optimizers import layer_matrices
 from txl.training.trainer import Trainer
@@ -109,6 +109,17 @@ def test_qrnn_keeps_float32_under_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         out, state = layer.advance(x, layer.begin(x))
     assert out.dtype == state[0].dtype == torch.float32
+
+
+def test_bf16_on_a_cpu_whose_lstm_has_none(corpus, tmp_path):
+    config = config_from_json({"network": "lstm", "vocab_size": len(corpus.vocabulary), "d_model": 8, "d_inner": 8})
+    training = TrainConfig(steps=2, batch=2, tgt_len=8, precision="bf16")
+    if has_bf16_lstm():
+        Trainer(tmp_path / "run", corpus, config, training).advance(1)
+    else:
+        with pytest.raises(TxlError, match="precision must be 'fp32' for an LSTM on this CPU"):
+            Trainer(tmp_path / "run", corpus, config, training)
+        assert not (tmp_path / "run").exists()
 
 
 def test_invalid_arguments():

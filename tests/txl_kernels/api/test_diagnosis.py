@@ -94,6 +94,19 @@ def test_check_of_some_head_widths(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(re.findall(r", D (\d+), ", capsys.readouterr().out)) == {"16", "32"}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["cpu", "--widths", "16,96"], "--widths must be some of 16, 32, .*, got 96"),
+        (["meta"], "--check needs a device that stores values, got meta"),
+        (["cuda:99"], "--check needs a device that stores values, got cuda:99"),
+    ],
+)
+def test_check_of_what_it_does_not_have_is_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises((RuntimeError, ValueError), match=message):
+        main(["--check", *arguments])
+
+
 def test_report_of_the_self_check_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that agree, raise, or find the memory full, on a device that counts as a GPU."""
     monkeypatch.setattr(self_check, "can_run_now", lambda device: True)

@@ -9,6 +9,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cases import TENSORS, Case, as_call, make_inputs
@@ -47,6 +48,9 @@ TYPE_ERRORS: dict[str, dict[str, Any]] = {
     "q_pos must have q's dtype": {"q_pos": zeros(B, H, L, D).double(), "position_bias": None},
     "position_scale must be .., got Tensor": {"position_scale": torch.ones(())},
     "outside must be one of refuse, clamp, zero, got bool": {"outside": True},
+    "outside must be one of .., got ndarray": {"outside": np.array(["refuse", "zero"])},
+    "return_lse must be True or False, got str": {"return_lse": "x"},
+    "dropout_p must be a number in [0, 1), got str": {"dropout_p": "0.1", "prefix": 2},
     "sink must be None or a tensor [H] or [B, H, L], got float": {"sink": 0.5},
     "sink must be .. floating-point dtype, got torch.int32": {"sink": zeros(H, dtype=INT)},
     "scale must be None or a finite number .. got Tensor": {"scale": torch.tensor(1.0)},
