@@ -333,6 +333,7 @@ template <class S>
 TXL_HOPPER_KERNEL(S::THREADS)
 void forward_kernel(const TXL_CONSTANT PrefillProblem p) {
   TXL_SHARED_TILES(tiles);
+  assume_threads<S::THREADS>();
   if constexpr (EARLY_START) launch_dependent_grids();
   const QueryBlock<S> block(p, tiles, block_z(), block_x());
   if (thread() >= S::GROUPS * WARPGROUP) {
