@@ -152,8 +152,7 @@ class QueriesConsumer {
     if (block_.part == 0)
       write_queries<S::WIDTH>(p_.q_content, p_.D, q_content_),
           write_queries<S::WIDTH>(p_.q_position, p_.D, q_position_);
-    const uint32_t zeros[16] = {};
-    unskew_.store(zeros, 0), unskew_.store(zeros, 1);
+    Unskew::clear(ds_ring() + static_cast<uint32_t>(warp_ * 16 * ROW_BYTES));
     fence_view_async_shared();   // plant: operands-fence
     sync_warpgroup(warpgroup_);  // plant: operands-barrier
     if constexpr (S::DR_TRANSPOSED) load_operand_transposed(tile(S::q_position), q_position_transposed_);
@@ -179,8 +178,7 @@ class QueriesConsumer {
       write_queries<S::WIDTH>(p_.q_content, p_.D, q_content_), write_queries<NARROW>(p_.q_position, NARROW, position);
       if (p_.has_sink) write_queries<S::WIDTH>(p_.dout_beside_sink, p_.D, dout_);
     }
-    const uint32_t zeros[16] = {};
-    unskew_.store(zeros, 0), unskew_.store(zeros, 1);
+    Unskew::clear(ds_ring() + static_cast<uint32_t>(warp_ * 16 * ROW_BYTES));
     fence_view_async_shared();  // plant: narrow-operands-fence
     sync_warpgroup(warpgroup_);
   }
@@ -270,14 +268,13 @@ class QueriesConsumer {
 
   // The warp's ring of the skew.
   TXL_DEVICE int skew_ring() const { return S::skew + (warpgroup_ * WARPGROUP_WARPS + warp_) * Skew::BYTES; }
-  // Addresses: this warpgroup's tile, a stage's tile, the tile of dS by distance that is whole after tile t of the
-  // keys.
+  // Addresses: this warpgroup's tile, a stage's tile, dS by distance, and the tile of it that is whole after tile t of
+  // the keys.
   TXL_DEVICE uint32_t tile(int at) const { return block_.address(at + warpgroup_ * S::TILE_BYTES); }
   TXL_DEVICE uint32_t stage(int at, int n) const { return block_.address(at + n * S::TILE_BYTES); }
   TXL_DEVICE uint32_t stage_of_r(int n) const { return block_.address(S::r + n * S::R_TILE_BYTES); }
-  TXL_DEVICE uint32_t ds_by_distance(int t) const {
-    return block_.address(S::ds + warpgroup_ * 2 * SUBTILE_BYTES) + slot(t) * SUBTILE_BYTES;
-  }
+  TXL_DEVICE uint32_t ds_ring() const { return block_.address(S::ds + warpgroup_ * 2 * SUBTILE_BYTES); }
+  TXL_DEVICE uint32_t ds_by_distance(int t) const { return ds_ring() + slot(t) * SUBTILE_BYTES; }
   TXL_DEVICE uint32_t slot(int t) const { return static_cast<uint32_t>(t & 1); }  // plant: distances-slot
 
   // unskewed = (q + w) r^T, of the next tile of r. The tile is released after its second use.
