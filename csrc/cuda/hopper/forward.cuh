@@ -135,24 +135,24 @@ class ForwardConsumer {
     skew_.load(scores, t);  // releasing a stage orders this before what the next tile stores there
   }
 
-  // Stores the product with the tile of r before tile t, and computes the one with tile t's.
+  // Computes and stores the products that come with tiles t - 1 and t; the latter stays in `unskewed`.
   TXL_DEVICE void begin_positions(int t, float (&unskewed)[32]) {
-    issue_qr(unskewed);
-    warpgroup_wait<0>();
-    fence_operand(unskewed);
-    r_.consumer_release();
-    skew_.store(unskewed, t - 1);
-    issue_qr(unskewed);
-    warpgroup_wait<0>();
-    fence_operand(unskewed);
-    r_.consumer_release();
+    TXL_ROLLED
+    for (int n = t - 1; n <= t; ++n) {
+      issue_qr(unskewed);
+      warpgroup_wait<0>();
+      fence_operand(unskewed);
+      r_.consumer_release();
+      skew_.store(unskewed, n);
+    }
   }
 
   // Computes the position scores of the first tile, and issues its content scores and the product with the tile of r
   // after.
   TXL_DEVICE void prologue(const TileRange& range, float (&unskewed)[32], float (&scores)[32]) {
     begin_positions(range.begin, unskewed);
-    skew(unskewed, scores, range.begin);
+    sync_warp();
+    skew_.load(scores, range.begin);
     issue_qk(scores);
     issue_qr(unskewed);
   }
@@ -269,7 +269,8 @@ class ForwardConsumer {
     };
     if (t == positions.begin) {
       prepare_positions(t);
-      skew(unskewed, scores, t);
+      sync_warp();
+      skew_.load(scores, t);
       issue_qr(unskewed);
       finish_product();
     }

@@ -393,14 +393,15 @@ class QueriesConsumer {
 
   TXL_DEVICE void mainloop(const TileRange& range, float (&dq)[S::WIDTH / 2], float (&dq_r)[DR]) {
     float unskewed[32], scores[32], dr[DR] = {};
-    issue_qr(unskewed);
-    warpgroup_wait<0>();
-    fence_operand(unskewed);
-    skew_.store(unskewed, range.begin - 1);
-    issue_qr(unskewed);
-    warpgroup_wait<0>();
-    fence_operand(unskewed);
-    skew(unskewed, scores, range.begin);
+    TXL_ROLLED
+    for (int t = range.begin - 1; t <= range.begin; ++t) {
+      issue_qr(unskewed);
+      warpgroup_wait<0>();
+      fence_operand(unskewed);
+      skew_.store(unskewed, t);
+    }
+    sync_warp();
+    skew_.load(scores, range.begin);
     TXL_ROLLED
     for (int t = range.begin; t < range.end; ++t) step(scores, dq, dq_r, dr, t, range.begin);
     // The last two tiles of distances; the last one's other half is empty.
