@@ -165,23 +165,9 @@ class ForwardConsumer {
     prologue(range, unskewed, scores);
     warpgroup_wait<1>();
     fence_operand(scores);
-    k_.consumer_release();
-    softmax.update(scores, range.begin, block_.first_key(0), rescale, [] {});
-    pack_operand<T>(scores, p);
-    warpgroup_wait<0>();
-    fence_operand(unskewed);
-    r_.consumer_release();
-
     TXL_ROLLED
-    for (int t = range.begin + 1; t < range.end; ++t) {
-      issue_pv(acc_o, p);  // of tile t - 1, while the scores of tile t are skewed
-      skew(unskewed, scores, t);
-      issue_qk(scores);
-      issue_qr(unskewed);   // for tile t + 1
-      warpgroup_wait<1>();  // plant: scores-wait
-      fence_operand(acc_o);
-      fence_operand(scores);
-      v_.consumer_release();
+    for (int t = range.begin;; ++t) {  // left after the softmax of the last tile
+      if (t > range.begin) v_.consumer_release();
       k_.consumer_release();
       softmax.update(scores, t, block_.first_key(0), rescale, [] {});
       pack_operand<T>(scores, p);
@@ -189,6 +175,14 @@ class ForwardConsumer {
       warpgroup_wait<0>();
       fence_operand(unskewed);
       r_.consumer_release();
+      if (t + 1 == range.end) break;
+      issue_pv(acc_o, p);  // of tile t, while the scores of tile t + 1 are skewed
+      skew(unskewed, scores, t + 1);
+      issue_qk(scores);
+      issue_qr(unskewed);   // for tile t + 2
+      warpgroup_wait<1>();  // plant: scores-wait
+      fence_operand(acc_o);
+      fence_operand(scores);
     }
     issue_pv(acc_o, p);
     warpgroup_wait<0>();  // plant: values-wait
@@ -205,11 +199,10 @@ class ForwardConsumer {
     warpgroup_wait<0>();
     fence_operand(scores);
     fence_operand(unskewed);
-    k_.consumer_release();
-    r_.consumer_release();
-
     TXL_ROLLED
-    for (int t = range.begin; t + 1 < range.end; ++t) {
+    for (int t = range.begin;; ++t) {  // left after the softmax of the last tile
+      k_.consumer_release();
+      r_.consumer_release();
       softmax.update(scores, t, block_.first_key(0), rescale, [&] { skew_.store(unskewed, t + 1); });
       sync_warp();                     // plant: interleaved-warp-barrier
       skew_.load(next_scores, t + 1);  // releasing a stage orders this before what the next tile stores there
@@ -218,23 +211,16 @@ class ForwardConsumer {
       if (t > range.begin) v_.consumer_release();
       pack_operand<T>(scores, p);
       rescale_o(acc_o, rescale);
+      if (t + 1 == range.end) break;
       issue_qk(next_scores);
       issue_qr(unskewed);  // for tile t + 2
       issue_pv(acc_o, p);
       warpgroup_wait<1>();  // plant: interleaved-scores-wait
       fence_operand(next_scores);
       fence_operand(unskewed);
-      k_.consumer_release();
-      r_.consumer_release();
       TXL_UNROLL
       for (int n = 0; n < 32; ++n) scores[n] = next_scores[n];
     }
-    softmax.update(scores, range.end - 1, block_.first_key(0), rescale, [] {});
-    warpgroup_wait<0>();
-    fence_operand(acc_o);
-    if (range.end - 1 > range.begin) v_.consumer_release();
-    pack_operand<T>(scores, p);
-    rescale_o(acc_o, rescale);
     issue_pv(acc_o, p);
     warpgroup_wait<0>();
     fence_operand(acc_o);
