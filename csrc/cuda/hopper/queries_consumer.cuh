@@ -405,9 +405,10 @@ class QueriesConsumer {
     TXL_ROLLED
     for (int t = range.begin; t < range.end; ++t) step(scores, dq, dq_r, dr, t, range.begin);
     // The last two tiles of distances; the last one's other half is empty.
-    if (range.end - 2 >= range.begin) dr_.flush(p_, block_, dr, range.end - 2);
     TXL_ROLLED
-    for (int t = range.end - 1; t <= range.end; ++t) {
+    for (int t = range.end - 1;; ++t) {
+      if (t - 1 >= range.begin) dr_.flush(p_, block_, dr, t - 1);
+      if (t > range.end) break;
       issue_dq_dr(dq_r, dr, t);
       warpgroup_wait<0>();
       finish_dq_dr(dq_r, dr);
@@ -419,7 +420,6 @@ class QueriesConsumer {
       fence_view_async_shared();
       sync_warpgroup(warpgroup_);
       dr_.start(p_, block_, dr, t);
-      dr_.flush(p_, block_, dr, t);
     }
     dr_.drain();
     r_for_dq_.consumer_release();  // the tile that was loaded after the last one
