@@ -322,7 +322,7 @@ void forward_kernel(const TXL_CONSTANT PrefillProblem p) {
   TXL_SHARED_TILES(tiles);
   assume_threads<S::THREADS>();
   if constexpr (EARLY_START) launch_dependent_grids();
-  const QueryBlock<S> block(p, tiles, block_z(), block_x());
+  const QueryBlock<S> block(p, tiles, block_z(), static_cast<uint32_t>(block_x()));
   if (thread() >= S::GROUPS * WARPGROUP) {
     warpgroup_reg_dealloc<S::PRODUCER_REGISTERS>();
     const int warp = broadcast_first_lane(thread() / WARP) - S::GROUPS * WARPGROUP_WARPS;
