@@ -539,6 +539,7 @@ template <class S>
 TXL_HOPPER_KERNEL(S::THREADS)
 void backward_keys_kernel(const TXL_CONSTANT BackwardProblem p) {
   TXL_SHARED_TILES(tiles);
+  assume_threads<S::THREADS>();
   if constexpr (EARLY_START) launch_dependent_grids();
   const KeyBlock<S> block(p, tiles);
   if (thread() >= S::GROUPS * WARPGROUP) {

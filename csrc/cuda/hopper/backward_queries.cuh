@@ -9,12 +9,15 @@ template <class S>
 TXL_HOPPER_KERNEL(S::THREADS)
 void backward_queries_kernel(const TXL_CONSTANT BackwardProblem p) {
   TXL_SHARED_TILES(tiles);
+  assume_threads<S::THREADS>();
   if constexpr (EARLY_START) launch_dependent_grids();
-  int batch_row = block_z(), number = block_x();
+  int batch_row = block_z();
+  auto number = static_cast<uint32_t>(block_x());
   if (p.slots) {
-    const int64_t n = p.launch_index * p.slots + block_x(), blocks = p.rows / S::QUERIES;
-    if (n >= p.B * blocks) return;
-    batch_row = static_cast<int>(n / blocks), number = static_cast<int>(n % blocks);
+    const uint32_t n = static_cast<uint32_t>(p.launch_index * p.slots) + number;
+    const auto blocks = static_cast<uint32_t>(p.rows) / S::QUERIES;
+    if (n >= static_cast<uint32_t>(p.B) * blocks) return;
+    batch_row = static_cast<int>(n / blocks), number = n % blocks;
   }
   const QueryBlock<S> block(p, tiles, batch_row, number);
   if (thread() >= S::GROUPS * WARPGROUP) {

@@ -135,24 +135,24 @@ class ForwardConsumer {
     skew_.load(scores, t);  // releasing a stage orders this before what the next tile stores there
   }
 
-  // Stores the product with the tile of r before tile t, and computes the one with tile t's.
+  // Computes and stores the products that come with tiles t - 1 and t; the latter stays in `unskewed`.
   TXL_DEVICE void begin_positions(int t, float (&unskewed)[32]) {
-    issue_qr(unskewed);
-    warpgroup_wait<0>();
-    fence_operand(unskewed);
-    r_.consumer_release();
-    skew_.store(unskewed, t - 1);
-    issue_qr(unskewed);
-    warpgroup_wait<0>();
-    fence_operand(unskewed);
-    r_.consumer_release();
+    TXL_ROLLED
+    for (int n = t - 1; n <= t; ++n) {
+      issue_qr(unskewed);
+      warpgroup_wait<0>();
+      fence_operand(unskewed);
+      r_.consumer_release();
+      skew_.store(unskewed, n);
+    }
   }
 
   // Computes the position scores of the first tile, and issues its content scores and the product with the tile of r
   // after.
   TXL_DEVICE void prologue(const TileRange& range, float (&unskewed)[32], float (&scores)[32]) {
     begin_positions(range.begin, unskewed);
-    skew(unskewed, scores, range.begin);
+    sync_warp();
+    skew_.load(scores, range.begin);
     issue_qk(scores);
     issue_qr(unskewed);
   }
@@ -165,23 +165,9 @@ class ForwardConsumer {
     prologue(range, unskewed, scores);
     warpgroup_wait<1>();
     fence_operand(scores);
-    k_.consumer_release();
-    softmax.update(scores, range.begin, block_.first_key(0), rescale, [] {});
-    pack_operand<T>(scores, p);
-    warpgroup_wait<0>();
-    fence_operand(unskewed);
-    r_.consumer_release();
-
     TXL_ROLLED
-    for (int t = range.begin + 1; t < range.end; ++t) {
-      issue_pv(acc_o, p);  // of tile t - 1, while the scores of tile t are skewed
-      skew(unskewed, scores, t);
-      issue_qk(scores);
-      issue_qr(unskewed);   // for tile t + 1
-      warpgroup_wait<1>();  // plant: scores-wait
-      fence_operand(acc_o);
-      fence_operand(scores);
-      v_.consumer_release();
+    for (int t = range.begin;; ++t) {  // left after the softmax of the last tile
+      if (t > range.begin) v_.consumer_release();
       k_.consumer_release();
       softmax.update(scores, t, block_.first_key(0), rescale, [] {});
       pack_operand<T>(scores, p);
@@ -189,6 +175,14 @@ class ForwardConsumer {
       warpgroup_wait<0>();
       fence_operand(unskewed);
       r_.consumer_release();
+      if (t + 1 == range.end) break;
+      issue_pv(acc_o, p);  // of tile t, while the scores of tile t + 1 are skewed
+      skew(unskewed, scores, t + 1);
+      issue_qk(scores);
+      issue_qr(unskewed);   // for tile t + 2
+      warpgroup_wait<1>();  // plant: scores-wait
+      fence_operand(acc_o);
+      fence_operand(scores);
     }
     issue_pv(acc_o, p);
     warpgroup_wait<0>();  // plant: values-wait
@@ -205,11 +199,10 @@ class ForwardConsumer {
     warpgroup_wait<0>();
     fence_operand(scores);
     fence_operand(unskewed);
-    k_.consumer_release();
-    r_.consumer_release();
-
     TXL_ROLLED
-    for (int t = range.begin; t + 1 < range.end; ++t) {
+    for (int t = range.begin;; ++t) {  // left after the softmax of the last tile
+      k_.consumer_release();
+      r_.consumer_release();
       softmax.update(scores, t, block_.first_key(0), rescale, [&] { skew_.store(unskewed, t + 1); });
       sync_warp();                     // plant: interleaved-warp-barrier
       skew_.load(next_scores, t + 1);  // releasing a stage orders this before what the next tile stores there
@@ -218,23 +211,16 @@ class ForwardConsumer {
       if (t > range.begin) v_.consumer_release();
       pack_operand<T>(scores, p);
       rescale_o(acc_o, rescale);
+      if (t + 1 == range.end) break;
       issue_qk(next_scores);
       issue_qr(unskewed);  // for tile t + 2
       issue_pv(acc_o, p);
       warpgroup_wait<1>();  // plant: interleaved-scores-wait
       fence_operand(next_scores);
       fence_operand(unskewed);
-      k_.consumer_release();
-      r_.consumer_release();
       TXL_UNROLL
       for (int n = 0; n < 32; ++n) scores[n] = next_scores[n];
     }
-    softmax.update(scores, range.end - 1, block_.first_key(0), rescale, [] {});
-    warpgroup_wait<0>();
-    fence_operand(acc_o);
-    if (range.end - 1 > range.begin) v_.consumer_release();
-    pack_operand<T>(scores, p);
-    rescale_o(acc_o, rescale);
     issue_pv(acc_o, p);
     warpgroup_wait<0>();
     fence_operand(acc_o);
@@ -269,7 +255,8 @@ class ForwardConsumer {
     };
     if (t == positions.begin) {
       prepare_positions(t);
-      skew(unskewed, scores, t);
+      sync_warp();
+      skew_.load(scores, t);
       issue_qr(unskewed);
       finish_product();
     }
@@ -333,8 +320,9 @@ template <class S>
 TXL_HOPPER_KERNEL(S::THREADS)
 void forward_kernel(const TXL_CONSTANT PrefillProblem p) {
   TXL_SHARED_TILES(tiles);
+  assume_threads<S::THREADS>();
   if constexpr (EARLY_START) launch_dependent_grids();
-  const QueryBlock<S> block(p, tiles, block_z(), block_x());
+  const QueryBlock<S> block(p, tiles, block_z(), static_cast<uint32_t>(block_x()));
   if (thread() >= S::GROUPS * WARPGROUP) {
     warpgroup_reg_dealloc<S::PRODUCER_REGISTERS>();
     const int warp = broadcast_first_lane(thread() / WARP) - S::GROUPS * WARPGROUP_WARPS;

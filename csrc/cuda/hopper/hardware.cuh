@@ -110,6 +110,13 @@ TXL_DEVICE int max_of_warp(int x) { return __reduce_max_sync(0xFFFFFFFFu, x); }
 // Broadcasts the value of lane 0, so that the compiler knows it to be uniform.
 TXL_DEVICE int broadcast_first_lane(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
 
+// Tells the compiler how many threads a block has. A thread's number is then not negative, and divisions of it by
+// powers of two are shifts.
+template <int THREADS>
+TXL_DEVICE void assume_threads() {
+  __builtin_assume(threadIdx.x < THREADS);
+}
+
 // The same value, from which the compiler computes nothing before this place: registers are scarce before.
 TXL_DEVICE int opaque(int x) {
   asm volatile("" : "+r"(x));

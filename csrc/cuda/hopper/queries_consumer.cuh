@@ -152,8 +152,7 @@ class QueriesConsumer {
     if (block_.part == 0)
       write_queries<S::WIDTH>(p_.q_content, p_.D, q_content_),
           write_queries<S::WIDTH>(p_.q_position, p_.D, q_position_);
-    const uint32_t zeros[16] = {};
-    unskew_.store(zeros, 0), unskew_.store(zeros, 1);
+    Unskew::clear(ds_ring() + static_cast<uint32_t>(warp_ * 16 * ROW_BYTES));
     fence_view_async_shared();   // plant: operands-fence
     sync_warpgroup(warpgroup_);  // plant: operands-barrier
     if constexpr (S::DR_TRANSPOSED) load_operand_transposed(tile(S::q_position), q_position_transposed_);
@@ -179,8 +178,7 @@ class QueriesConsumer {
       write_queries<S::WIDTH>(p_.q_content, p_.D, q_content_), write_queries<NARROW>(p_.q_position, NARROW, position);
       if (p_.has_sink) write_queries<S::WIDTH>(p_.dout_beside_sink, p_.D, dout_);
     }
-    const uint32_t zeros[16] = {};
-    unskew_.store(zeros, 0), unskew_.store(zeros, 1);
+    Unskew::clear(ds_ring() + static_cast<uint32_t>(warp_ * 16 * ROW_BYTES));
     fence_view_async_shared();  // plant: narrow-operands-fence
     sync_warpgroup(warpgroup_);
   }
@@ -270,14 +268,13 @@ class QueriesConsumer {
 
   // The warp's ring of the skew.
   TXL_DEVICE int skew_ring() const { return S::skew + (warpgroup_ * WARPGROUP_WARPS + warp_) * Skew::BYTES; }
-  // Addresses: this warpgroup's tile, a stage's tile, the tile of dS by distance that is whole after tile t of the
-  // keys.
+  // Addresses: this warpgroup's tile, a stage's tile, dS by distance, and the tile of it that is whole after tile t of
+  // the keys.
   TXL_DEVICE uint32_t tile(int at) const { return block_.address(at + warpgroup_ * S::TILE_BYTES); }
   TXL_DEVICE uint32_t stage(int at, int n) const { return block_.address(at + n * S::TILE_BYTES); }
   TXL_DEVICE uint32_t stage_of_r(int n) const { return block_.address(S::r + n * S::R_TILE_BYTES); }
-  TXL_DEVICE uint32_t ds_by_distance(int t) const {
-    return block_.address(S::ds + warpgroup_ * 2 * SUBTILE_BYTES) + slot(t) * SUBTILE_BYTES;
-  }
+  TXL_DEVICE uint32_t ds_ring() const { return block_.address(S::ds + warpgroup_ * 2 * SUBTILE_BYTES); }
+  TXL_DEVICE uint32_t ds_by_distance(int t) const { return ds_ring() + slot(t) * SUBTILE_BYTES; }
   TXL_DEVICE uint32_t slot(int t) const { return static_cast<uint32_t>(t & 1); }  // plant: distances-slot
 
   // unskewed = (q + w) r^T, of the next tile of r. The tile is released after its second use.
@@ -396,20 +393,22 @@ class QueriesConsumer {
 
   TXL_DEVICE void mainloop(const TileRange& range, float (&dq)[S::WIDTH / 2], float (&dq_r)[DR]) {
     float unskewed[32], scores[32], dr[DR] = {};
-    issue_qr(unskewed);
-    warpgroup_wait<0>();
-    fence_operand(unskewed);
-    skew_.store(unskewed, range.begin - 1);
-    issue_qr(unskewed);
-    warpgroup_wait<0>();
-    fence_operand(unskewed);
-    skew(unskewed, scores, range.begin);
+    TXL_ROLLED
+    for (int t = range.begin - 1; t <= range.begin; ++t) {
+      issue_qr(unskewed);
+      warpgroup_wait<0>();
+      fence_operand(unskewed);
+      skew_.store(unskewed, t);
+    }
+    sync_warp();
+    skew_.load(scores, range.begin);
     TXL_ROLLED
     for (int t = range.begin; t < range.end; ++t) step(scores, dq, dq_r, dr, t, range.begin);
     // The last two tiles of distances; the last one's other half is empty.
-    if (range.end - 2 >= range.begin) dr_.flush(p_, block_, dr, range.end - 2);
     TXL_ROLLED
-    for (int t = range.end - 1; t <= range.end; ++t) {
+    for (int t = range.end - 1;; ++t) {
+      if (t - 1 >= range.begin) dr_.flush(p_, block_, dr, t - 1);
+      if (t > range.end) break;
       issue_dq_dr(dq_r, dr, t);
       warpgroup_wait<0>();
       finish_dq_dr(dq_r, dr);
@@ -421,7 +420,6 @@ class QueriesConsumer {
       fence_view_async_shared();
       sync_warpgroup(warpgroup_);
       dr_.start(p_, block_, dr, t);
-      dr_.flush(p_, block_, dr, t);
     }
     dr_.drain();
     r_for_dq_.consumer_release();  // the tile that was loaded after the last one

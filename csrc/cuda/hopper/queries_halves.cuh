@@ -41,8 +41,7 @@ class QueriesHalvesConsumer : private QueriesConsumer<S> {
       if (half_ == 0) this->template write_queries<S::WIDTH>(this->p_.q_content, this->p_.D, this->q_content_);
       if (half_ == 1) this->template write_queries<S::WIDTH>(this->p_.q_position, this->p_.D, q_position);
     }
-    const uint32_t zeros[8] = {};
-    unskew_.store(zeros, 0), unskew_.store(zeros, 1);
+    if (half_ == 0) Unskew::clear(block.address(S::ds) + static_cast<uint32_t>(this->warp_ * 16 * ROW_BYTES));
     fence_view_async_shared();  // plant: halves-operands-fence
     sync_consumers();           // plant: halves-operands-barrier
   }

@@ -25,15 +25,15 @@ struct QueryBlock {
 
   // number: of the block of queries and of its part of the keys. Where attention is causal, the
   // last queries see the largest number of keys: they begin first. By all threads.
-  TXL_DEVICE QueryBlock(const PrefillProblem& problem, char* memory, int batch_row, int number)
+  TXL_DEVICE QueryBlock(const PrefillProblem& problem, char* memory, int batch_row, uint32_t number)
       : p(problem),
         shared(memory),
         key_tiles(problem),
         b(batch_row),
         h(block_y()),
-        part(number % static_cast<int>(p.parts)) {
+        part(static_cast<int>(number % static_cast<uint32_t>(p.parts))) {
     const int blocks = (static_cast<int>(p.L) + S::QUERIES - 1) / S::QUERIES;
-    first_query = (blocks - 1 - number / static_cast<int>(p.parts)) * S::QUERIES;
+    first_query = (blocks - 1 - static_cast<int>(number / static_cast<uint32_t>(p.parts))) * S::QUERIES;
     k.barriers = reinterpret_cast<Barrier*>(shared + S::barriers);
     v.barriers = k.barriers + k.BARRIERS, r.barriers = v.barriers + v.BARRIERS;
     key_bounds = reinterpret_cast<int*>(shared + S::key_bounds);
@@ -46,9 +46,10 @@ struct QueryBlock {
 
   // Finds the part's tiles from key_bounds. By a warp.
   TXL_DEVICE void find_tiles() {
-    const int parts = static_cast<int>(p.parts);
+    const auto parts = static_cast<uint32_t>(p.parts);
     const TileRange range = tiles_of<S::QUERIES, S::QUERIES>(key_bounds, 0);
-    const int count = range.end > range.begin ? range.end - range.begin : 0, part_tiles = (count + parts - 1) / parts;
+    const int count = range.end > range.begin ? range.end - range.begin : 0;
+    const int part_tiles = static_cast<int>((static_cast<uint32_t>(count) + parts - 1) / parts);
     first_tile = range.begin + part * part_tiles;
     tiles = part * part_tiles >= count               ? 0
             : count - part * part_tiles < part_tiles ? count - part * part_tiles

@@ -50,6 +50,16 @@ class Unskew {
     }
   }
 
+  // Clears the warp's rows of both tiles, which begin at `rows`.
+  static TXL_DEVICE void clear(uint32_t rows) {
+    constexpr int BYTES = 8 * WARP;  // of a store
+    rows += static_cast<uint32_t>(thread() % WARP * 8);
+    unroll<16 * ROW_BYTES / BYTES>([&](auto number) {
+      constexpr int offset = decltype(number)::value * BYTES;
+      store_shared_pair<offset>(rows, 0, 0), store_shared_pair<offset + SUBTILE_BYTES>(rows, 0, 0);
+    });
+  }
+
  private:
   static constexpr uint32_t CARRY = 0x1F80;
   static TXL_ANYWHERE constexpr uint32_t spread(int n) {

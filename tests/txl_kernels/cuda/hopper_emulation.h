@@ -196,6 +196,8 @@ inline void tma_store_wait() {
   mine.clear();
 }
 inline void fence_view_async_shared() {}
+template <int THREADS>
+void assume_threads() {}
 inline void sync_warp() {
   simt::current.block->warps[static_cast<size_t>(simt::current.index / simt::WARP)]->barrier.wait();
 }
