@@ -14,6 +14,7 @@ mkdir "$work/tree"
 cp -r pyproject.toml tests benchmarks tools "$work/tree"
 # What depends on torch: not the C++ alone, nor values that hypothesis draws. torch 2.6 compiles layers, no whole loss.
 tests=${TESTS:-$(cd "$work/tree" && ls tests/txl_kernels/api/test_*.py tests/txl_kernels/cpu/test_native.py \
+  tests/txl_kernels/cuda/test_module.py \
   tests/txl/{model,training,evaluation,paper}/test_*.py | grep -vE "accuracy|identities|properties|model/test_compile")}
 
 one() { # PYTHON TORCH: installs, imports, tests; the last line of its output says what pytest counted
@@ -21,7 +22,7 @@ one() { # PYTHON TORCH: installs, imports, tests; the last line of its output sa
   "python$1" -m venv "$work/env"
   [ -d "$dist" ] || TXL_KERNELS_CUDA=off "$bin/pip" wheel -q --no-deps --no-cache-dir -w "$dist" .
   "$bin/pip" install -q --no-cache-dir "torch${2:+==$2}"
-  "$bin/pip" install -q "$(echo "$dist"/*.whl)[plots,tensorboard]" "setuptools>=77" pytest pytest-xdist pytest-benchmark hypothesis
+  "$bin/pip" install -q "$(echo "$dist"/*.whl)[plots,tensorboard]" "setuptools>=77" pybind11 pytest pytest-xdist pytest-benchmark hypothesis
   cd "$work/tree"
   "$bin/python" -W error -c "import torch, txl_kernels, txl, txl.commands.cli"
   # shellcheck disable=SC2086 # a list of files
