@@ -11,7 +11,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # Tests beside no sources import what is installed.
 mkdir "$work/tree"
-cp -r pyproject.toml tests benchmarks tools "$work/tree"
+cp -r pyproject.toml setup.py CMakeLists.txt tests benchmarks tools "$work/tree"
 # What depends on torch: not the C++ alone, nor values that hypothesis draws. torch 2.6 compiles layers, no whole loss.
 tests=${TESTS:-$(cd "$work/tree" && ls tests/txl_kernels/api/test_*.py tests/txl_kernels/cpu/test_native.py \
   tests/txl_kernels/cuda/test_module.py \
