@@ -107,8 +107,8 @@ def test_public_functions(name: str, default: str) -> None:
 @pytest.mark.parametrize("default", DEFAULTS)
 def test_self_check_of_the_first_call(default: str) -> None:
     kinds = [Kind("native", CPU, dtype, 24, decode, True) for dtype in cpu.LIMITS.dtypes for decode in (False, True)]
-    kinds.append(kinds[0]._replace(value_width=40, terms=("r", "r_bias", "start", "end"), dropout=True))
-    kinds.append(kinds[0]._replace(terms=("r_bias",), softcap=True))
+    kinds.append(kinds[0]._replace(value_width=40, terms=("r", "r_bias", "start", "end"), options=("dropout_p",)))
+    kinds.append(kinds[0]._replace(terms=("r_bias",), options=("softcap",)))
     with DEFAULTS[default]():
         assert [self_check.compare(cpu, kind) for kind in kinds] == [None] * len(kinds)
 
