@@ -120,10 +120,7 @@ def is_given(call: "Call", name: str, n: int) -> bool:
     value = call[n]
     if value is None or not isinstance(value, (int, float)):
         return value is not None
-    # A condition, because torch.compile may make comparisons symbols.
-    if (call.q_pos is None and value != call.scale) if name == "position_scale" else value != 0:  # noqa: SIM103
-        return True
-    return False
+    return call.q_pos is None and value != call.scale if name == "position_scale" else value != 0
 
 
 # These are functions, not properties or `_replace`, and they slice plain tuples, because

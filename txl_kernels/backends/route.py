@@ -181,9 +181,10 @@ def is_preferred(call: Call) -> bool:
     has_term = inklings_term(call) is not None
     if torch.compiler.is_compiling():
         return not has_term and why_not(call, PREFILL, sizes=False) is None
-    if has_term and (needs_gradients(call) or not is_decode(call)):
+    decode = is_decode(call)
+    if has_term and (needs_gradients(call) or not decode):
         return False
-    return why_not_call("cuda", call) is None and (call.q.size(2) <= FASTER_UP_TO or not is_decode(call))
+    return (not decode or call.q.size(2) <= FASTER_UP_TO) and why_not_call("cuda", call) is None
 
 
 def inklings_term(call: Call) -> str | None:
