@@ -51,8 +51,8 @@ def attend(
     if call.r_bias is not None:
         call = changed(call, r_bias=of_all_heads(call.r_bias, call.q.size(1)))
     if call.r is not None and call.r.dim() == 4:
-        return _each_batch_row(call, call.r, prefix, plain)
-    return _one_table(call, prefix, plain)
+        return _each_batch_row(call, call.r, prefix, keys, plain)
+    return _one_table(call, prefix, keys, plain)
 
 
 def of_all_heads(table: Any, heads: int) -> Any:
@@ -62,19 +62,13 @@ def of_all_heads(table: Any, heads: int) -> Any:
     return table.expand(heads, *table.shape[1:]) if shared else table
 
 
-def _one_table(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
-    if call.r is not None and call.r.size(0) != call.q.size(1):
-        call = changed(call, r=of_all_heads(call.r, call.q.size(1)))
-    return _with_prefix(call, prefix, plain) if prefix else plain(call)
-
-
-def _each_batch_row(call: Call, r: Tensor, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
+def _each_batch_row(call: Call, r: Tensor, prefix: int, keys: int, plain: Attend) -> tuple[Tensor, Tensor]:
     """Return (out, lse) of one plain call for each batch row b, with its table r[b] and, for
     dropout, seed + b."""
     batch = call.q.size(0)
     tables = r.expand(batch, -1, -1, -1)
     if batch == 0:  # one call without batch rows, whose results have gradients
-        return _one_table(changed(call, r=tables.sum(0)), prefix, plain)
+        return _one_table(changed(call, r=tables.sum(0)), prefix, keys, plain)
     inputs = dict(zip(INPUTS, inputs_of(call), strict=True))
     batched = {name: x for name, x in inputs.items() if name in _BATCHED and x is not None}
     parts = [
@@ -88,6 +82,7 @@ def _each_batch_row(call: Call, r: Tensor, prefix: int, plain: Attend) -> tuple[
                 seed=None if call.seed is None else call.seed + b,
             ),
             prefix,
+            keys,
             plain,
         )
         for b in range(batch)
@@ -220,10 +215,17 @@ def _check_prefix(prefix: Any, keys: int) -> None:
         raise ValueError(f"prefix must be an integer from 0 to M + L = {keys}, got {prefix}")
 
 
-def _with_prefix(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor]:
-    """Return (out, lse) with the prefix: one call where every interval begins at key 0, as in
-    causal attention, else two."""
-    low, high, valid = _interval(call)
+def _one_table(call: Call, prefix: int, keys: int, plain: Attend) -> tuple[Tensor, Tensor]:
+    """Return (out, lse) of a call whose batch rows share their table. With a prefix it is one plain
+    call where every interval begins at key 0, as in causal attention, else two.
+
+    keys: M + L.
+    """
+    if call.r is not None and call.r.size(0) != call.q.size(1):
+        call = changed(call, r=of_all_heads(call.r, call.q.size(1)))
+    if not prefix:
+        return plain(call)
+    low, high, valid = _interval(call, keys)
     if call.dropout_p:
         call = seeded(call)  # both calls use one seed
     if low is None:
@@ -244,13 +246,11 @@ def _with_prefix(call: Call, prefix: int, plain: Attend) -> tuple[Tensor, Tensor
     return out if sink is None else (out * share_beside(sink, lse).unsqueeze(-1)).to(out.dtype), lse
 
 
-def _interval(call: Call) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return (low, high, valid): the first and one-past-last key that settings and bounds let each
-    query see, int32 [B or 1, L] (low is None if it is 0 for all), and whether the bounds are in
-    range, bool."""
-    memory_len, length = memory_len_of(call), call.q.size(2)
-    keys = memory_len + length
-    at = torch.arange(memory_len, keys, device=call.q.device, dtype=torch.int32).unsqueeze(0)
+def _interval(call: Call, keys: int) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Return (low, high, valid): the first and one-past-last of the M + L keys that settings and
+    bounds let each query see, int32 [B or 1, L] (low is None if it is 0 for all), and whether the
+    bounds are in range, bool."""
+    at = torch.arange(keys - call.q.size(2), keys, device=call.q.device, dtype=torch.int32).unsqueeze(0)
     high = torch.full_like(at, keys) if call.right is None else (at + min(call.right, keys) + 1).clamp(max=keys)
     low = None if call.left is None else (at - min(call.left, keys)).clamp(min=0)
     valid = torch.ones_like(at, dtype=torch.bool)
