@@ -121,7 +121,8 @@ _CPP = re.compile(
 
 
 def without_comments(name: str, text: str) -> str:
-    """Return the text of a file of Python, C++ or CUDA without its comments and empty lines."""
+    """Return the text of a file of Python, C++ or CUDA without its comments, docstrings and empty
+    lines."""
     if name.endswith(".py"):
         return _python_without_comments(text)
     if not name.endswith((".h", ".cpp", ".cu", ".cuh")):
@@ -130,16 +131,31 @@ def without_comments(name: str, text: str) -> str:
     return "\n".join(line.rstrip() for line in left.splitlines() if line.strip())
 
 
+def _docstring_lines(text: str) -> set[int]:
+    """Return the lines, counted from 0, that docstrings have for themselves."""
+    lines, found = text.encode().splitlines(), set()
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if ast.get_docstring(node, clean=False) is None:
+            continue
+        doc = node.body[0]
+        first, last = doc.lineno - 1, (doc.end_lineno or doc.lineno) - 1
+        if not (lines[first][: doc.col_offset] + lines[last][doc.end_col_offset :]).strip():
+            found.update(range(first, last + 1))
+    return found
+
+
 def _python_without_comments(text: str) -> str:
     # By position: tokens of the same f-string differ between versions of Python.
-    lines, ends = text.splitlines(), set()
+    lines, ends, docs = text.splitlines(), set(), _docstring_lines(text)
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         row, column = token.start
         if token.type == tokenize.COMMENT:
             lines[row - 1] = lines[row - 1][:column].rstrip()
         elif token.type == tokenize.NL:
             ends.add(row - 1)
-    return "\n".join(line for row, line in enumerate(lines) if line or row not in ends)
+    return "\n".join(line for row, line in enumerate(lines) if row not in docs and (line or row not in ends))
 
 
 def _imported(file: Path) -> set[Path]:

@@ -79,8 +79,11 @@ PYTHON = """# one
 
 
 def f(x: str) -> str:  # two
+    'Return "é". \\
+    Raises nothing.'
     # three
     return f"{x} # {{text}}"  # four
+    'no docstring'
 
 
 TEXT = '''
@@ -90,6 +93,7 @@ TEXT = '''
 """
 CODE = """def f(x: str) -> str:
     return f"{x} # {{text}}"
+    'no docstring'
 TEXT = '''
 
 # no
