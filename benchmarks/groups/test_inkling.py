@@ -99,7 +99,7 @@ def test_inkling(machine: Machine, full: bool) -> list[Comparison]:
     sizes = (
         [(n, window) for n in (8192, 32768) for window in (None, WINDOW)]
         if on_gpu
-        else [(4096 if full else 2048, None)]
+        else [(4096 if full else 512 if machine.brief else 2048, None)]
     )
     dtypes = dict.fromkeys((machine.dtype, torch.bfloat16))
     found = []
