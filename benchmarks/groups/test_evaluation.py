@@ -16,7 +16,6 @@ from harness.limits import arithmetic
 from harness.machine import Machine
 from implementations.evaluators import (
     EVALUATORS,
-    HUGGING_FACE,
     ORIGINAL,
     OURS,
     OURS_EAGER,
@@ -105,7 +104,6 @@ def test_table_9(machine: Machine, full: bool) -> list[Comparison]:
             size = (config, machine, attn_len)
             chosen = [(OURS, SEGMENT), (OURS, LONG_SEGMENT), (ORIGINAL, SEGMENT)]
             chosen += [(OURS, 2048), (OURS_EAGER, SEGMENT), (OURS_EAGER, LONG_SEGMENT)] * on_gpu
-            chosen += [(HUGGING_FACE, SEGMENT)] if full or attn_len == longest else []
             chosen += [(ORIGINAL, LONG_SEGMENT)] if full else []
             runs = []
             for algorithm, segment in chosen:

@@ -1,5 +1,5 @@
-"""Transformer-XL evaluated segment by segment, by txl, the original algorithm and transformers,
-with the same weights; and the vanilla model of Al-Rfou et al., whose window moves by one token, in
+"""Transformer-XL evaluated segment by segment, by txl and by the original algorithm, with the
+same weights; and the vanilla model of Al-Rfou et al., whose window moves by one token, in
 several implementations."""
 
 import dataclasses
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from harness.comparison import require
 from implementations.attention import compiler
-from implementations.hugging_face import hugging_face, hugging_face_logits
 from implementations.models import MAX_ERROR, SMALL, Named, small
 from implementations.original import OriginalTransformerXL, original_absolute_qkbh
 from txl import Engine, ModelConfig, TransformerXL, graphs
@@ -67,31 +66,11 @@ class OriginalEvaluator:
         self.memory = [kept] * len(self.model.model.layers)
 
 
-class HuggingFaceEvaluator:
-    """transformers' TransfoXL with the same weights; same_length makes each token see mem_len
-    keys."""
-
-    def __init__(self, model: TransformerXL, batch: int, attn_len: int, max_segment: int) -> None:
-        self.model = hugging_face(model, mem_len=attn_len, same_length=True).eval()
-        # None would mean zero states that are attended to
-        empty = model.softmax.bias.new_zeros(0, batch, model.config.d_model)
-        self.memory: list[Tensor] = [empty] * model.config.n_layer
-
-    @torch.inference_mode()
-    def __call__(self, tokens: Tensor) -> Tensor:
-        logits, self.memory = hugging_face_logits(self.model, tokens, self.memory)
-        return logits
-
-    def remember(self, states: Tensor) -> None:
-        self.memory = [states.transpose(0, 1).contiguous()] * len(self.memory)
-
-
-OURS, OURS_EAGER, ORIGINAL, HUGGING_FACE = "rel_attention", "rel_attention-eager", "original", "hugging-face"
+OURS, OURS_EAGER, ORIGINAL = "rel_attention", "rel_attention-eager", "original"
 EVALUATORS = {
     OURS: Named("ours, cached keys and values", "ours", CachedEvaluator),
     OURS_EAGER: Named("ours, cached keys and values, without CUDA graphs", "part", EagerEvaluator),
     ORIGINAL: Named("Transformer-XL, original algorithm", "other", OriginalEvaluator),
-    HUGGING_FACE: Named("Transformer-XL, Hugging Face", "other", HuggingFaceEvaluator),
 }
 
 

@@ -12,16 +12,12 @@ from torch import Tensor, nn
 
 from harness.comparison import Entry, require
 from harness.internals import attention_of_the_layer
-from implementations.hugging_face import hugging_face as hugging_face_model
-from implementations.hugging_face import hugging_face_logits, their_names
 from implementations.models import Named, text
 from implementations.original import OriginalTransformerXL
 from txl import ModelConfig, TransformerXL, graphs
 
-# A module to train, and the function that returns its logits [B, L, vocab_size] for tokens [B, L]
-# after a full memory.
-Trained = tuple[nn.Module, Callable[[Tensor], Tensor]]
-MakeTrained = Callable[[TransformerXL, int], Trained]  # arguments: a model to use or copy, and the batch size
+Trained = Callable[[Tensor], Tensor]  # returns logits [B, L, vocab_size] for tokens [B, L] after a full memory
+MakeTrained = Callable[[TransformerXL, int], Trained]  # arguments: the model to train, and the batch size
 
 
 def memory_states(model: TransformerXL, batch: int) -> tuple[Tensor, ...]:
@@ -33,27 +29,20 @@ def memory_states(model: TransformerXL, batch: int) -> tuple[Tensor, ...]:
 
 def ours(model: TransformerXL, batch: int) -> Trained:
     memory = memory_states(model, batch)
-    return model, lambda tokens: model(tokens, memory)[0]
+    return lambda tokens: model(tokens, memory)[0]
 
 
 def original(model: TransformerXL, batch: int) -> Trained:
     memory = [x.transpose(0, 1).contiguous() for x in memory_states(model, batch)]
     theirs = OriginalTransformerXL(model, model.config.mem_len)
-    return model, lambda tokens: theirs(tokens, memory)[0]
+    return lambda tokens: theirs(tokens, memory)[0]
 
 
-def hugging_face(model: TransformerXL, batch: int) -> Trained:
-    memory = [x.transpose(0, 1).contiguous() for x in memory_states(model, batch)]
-    theirs = hugging_face_model(model, model.config.mem_len).train()
-    return theirs, lambda tokens: hugging_face_logits(theirs, tokens, memory)[0]
-
-
-OURS, ORIGINAL, HUGGING_FACE = "rel_attention", "original", "hugging-face"
+OURS, ORIGINAL = "rel_attention", "original"
 IN_GRAPHS = ", in CUDA graphs"  # ends the name of an implementation
 TRAINED = {
     OURS: Named("ours", "ours", ours),
     ORIGINAL: Named("the paper's PyTorch code", "other", original),
-    HUGGING_FACE: Named("Hugging Face TransfoXL", "other", hugging_face),
 }
 
 
@@ -68,14 +57,13 @@ def check(make: MakeTrained, device: torch.device) -> None:
     exact.load_state_dict(model.state_dict())
     memory = tuple(x.double() for x in memory_states(model, 2))
     tokens = text(2, 25, device)
-    trained, forward = make(model, 2)
-    names = dict(exact.named_parameters() if trained is model else their_names(exact))
+    forward, names = make(model, 2), dict(exact.named_parameters())
     want = exact(tokens, memory)[0]
     right = [want, *torch.autograd.grad(_loss(want, tokens), list(names.values()))]
     for half in (False, True) if device.type == "cuda" else (False,):  # on a GPU a step runs under autocast
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
             got = forward(tokens)
-        found = [got, *torch.autograd.grad(_loss(got, tokens), [trained.get_parameter(name) for name in names])]
+        found = [got, *torch.autograd.grad(_loss(got, tokens), list(model.parameters()))]
         for name, x, y in zip(["logits", *(f"gradient of {n}" for n in names)], found, right, strict=True):
             require(x, y, name, 8e-2 if half else 1e-4)
 
@@ -96,16 +84,16 @@ def step(
     """
     torch.manual_seed(0)
     model = TransformerXL(config).to(device).train()
-    trained, forward = make(model, batch)
+    forward = make(model, batch)
     options = {"fused": True, "capturable": True} if in_graphs else {}
-    optimizer = torch.optim.Adam(trained.parameters(), lr=1e-4, **options)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, **options)
     tokens = text(batch, length + 1, device)
 
     def gradients(tokens: Tensor) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             loss = _loss(forward(tokens[:, :-1]), tokens[:, 1:])
         loss.backward()
-        nn.utils.clip_grad_norm_(trained.parameters(), 0.25)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.25)
         return loss.detach()
 
     def run() -> None:
@@ -126,7 +114,7 @@ def step(
             update()
 
     # Graphs hold addresses alone: parameters, memory and the optimizer's state must stay.
-    return functools.partial(replay, trained, forward, optimizer)
+    return functools.partial(replay, model, forward, optimizer)
 
 
 def entry(

@@ -6,10 +6,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness.comparison import Unavailable
 from implementations.evaluators import (
     EVALUATORS,
-    HUGGING_FACE,
     CachedEvaluator,
     check_evaluator,
     check_vanilla,
@@ -18,7 +16,6 @@ from implementations.evaluators import (
     vanilla_operations,
 )
 from implementations.models import SMALL
-from implementations.training import HUGGING_FACE as HUGGING_FACE_TRAINED
 from implementations.training import TRAINED, Trained
 from implementations.training import check as check_training
 from txl import TransformerXL
@@ -28,11 +25,8 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_models_are_right(dtype: torch.dtype) -> None:
-    for algorithm, (_, _, make) in EVALUATORS.items():
-        try:
-            check_evaluator(make, dtype, CPU)
-        except Unavailable:
-            assert algorithm == HUGGING_FACE
+    for _, _, make in EVALUATORS.values():
+        check_evaluator(make, dtype, CPU)
     for algorithm in ("vanilla-eager", "vanilla-flash", "vanilla-flash-last"):
         check_vanilla(algorithm, dtype, CPU)
 
@@ -56,13 +50,10 @@ def test_wrong_models_fail_the_check() -> None:
 
 def test_wrong_training_step_fails_the_check() -> None:
     def without_memory(model: TransformerXL, batch: int) -> Trained:
-        return model, lambda tokens: model(tokens)[0]
+        return lambda tokens: model(tokens)[0]
 
-    for algorithm, (_, _, make) in TRAINED.items():
-        try:
-            check_training(make, CPU)
-        except Unavailable:
-            assert algorithm == HUGGING_FACE_TRAINED
+    for _, _, make in TRAINED.values():
+        check_training(make, CPU)
     with pytest.raises(AssertionError, match="wrong"):
         check_training(without_memory, CPU)
 

@@ -5,8 +5,9 @@ import torch
 from hugging_face_model import SIZES, transfo_xl
 from torch import Tensor
 
-from implementations.hugging_face import their_names
 from txl import Engine, ModelConfig, TransformerXL
+from txl.importing.huggingface import prefixed
+from txl.importing.names import original
 
 transformers = pytest.importorskip("transformers", reason="needs the `peers` extra: transformers==4.37.2")
 
@@ -25,7 +26,7 @@ def ours(theirs: torch.nn.Module, **options: object) -> TransformerXL:
     ).eval()  # fmt: skip
     state = theirs.state_dict()
     with torch.no_grad():
-        for name, mine in their_names(model):
+        for name, mine in prefixed(original(dict(model.named_parameters()), model.config)).items():
             mine.copy_(state[name])
     return model
 
@@ -42,7 +43,9 @@ def with_bins(div_val: int, tied: bool) -> tuple[torch.nn.Module, TransformerXL]
     with torch.no_grad():
         for mine, name in bins_names(model):
             mine.copy_(torch.cat([theirs.get_parameter(part) for part in name.split()]))
-        for name, mine in their_names(model)[2:]:
+        for name, mine in prefixed(
+            original(dict(model.blocks.named_parameters(prefix="blocks")), model.config)
+        ).items():
             mine.copy_(theirs.get_parameter(name))
     return theirs, model
 
