@@ -16,7 +16,6 @@ from cases import CASES, COMPOSED, PAIRS, TERMS, TILES, Case, as_call, detached,
 
 pytest.importorskip("onnx", reason="needs the extra `onnx`")
 pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
-import onnx_layer
 import onnxruntime
 from onnx_models import INPUTS, arrays_of, attributes_of, can_express, model_of, session_of
 
@@ -302,8 +301,3 @@ def test_example_of_the_documentation() -> None:
     page = (ROOT / "docs" / "how-to" / "onnx.md").read_text()
     [*_, code] = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
     exec(compile(code, "onnx.md", "exec"), {})
-
-
-def test_layer_that_is_timed_agrees_with_the_exported_graph() -> None:
-    ours, exported = (onnx_layer.run(which, 60) for which in ("operator", "exported"))
-    np.testing.assert_allclose(ours, exported, atol=1e-5)
