@@ -20,7 +20,6 @@ from implementations.evaluators import (
     OURS,
     OURS_EAGER,
     VANILLA,
-    CachedEvaluator,
     check_evaluator,
     check_vanilla,
     operations,
@@ -59,22 +58,6 @@ def evaluator(
     check = functools.partial(check_evaluator, make, machine.dtype, machine.device)
     tokens_read = batch * segment * calls
     return Entry(run, check, per=tokens_read, operations=tokens_read * operations(config, attn_len))
-
-
-def filling(config: ModelConfig, machine: Machine, attn_len: int) -> Entry:
-    """Make an entry that generates the first 20 tokens of a text, of which each meets a longer
-    memory than the one before."""
-    calls = 20
-    evaluate = CachedEvaluator(built(config, machine), 1, attn_len, 1)
-    tokens = text(1, 1, machine.device)
-
-    def run() -> None:
-        evaluate.reset()
-        for _ in range(calls):
-            evaluate(tokens)
-
-    check = functools.partial(check_evaluator, CachedEvaluator, machine.dtype, machine.device)
-    return Entry(run, check, per=calls, operations=calls * operations(config, calls // 2))
 
 
 def window(algorithm: str, config: ModelConfig, machine: Machine, attn_len: int) -> Entry:
@@ -138,8 +121,6 @@ def test_generation(machine: Machine, full: bool) -> list[Comparison]:
             calls = 20 if algorithm == OURS else 1
             prepare = functools.partial(evaluator, algorithm, config, machine, attn_len, 1, calls)
             runs.append(Implementation(name, prepare, role, segment=1))
-        prepare = functools.partial(filling, config, machine, attn_len)
-        runs.append(Implementation("ours, the first 20 tokens of a text", prepare, "part", segment=1))
         case = Case(unit="token", model="enwik8-base", layers=config.n_layer, attn_len=attn_len)
         found.append(Comparison("generation", case, runs, clock="wall", seconds=10, minimum=3, maximum=30))
     return found

@@ -80,7 +80,7 @@ class Machine:
         """Return the time as `on_device` does, with other data in the caches before each launch, as
         if other layers of a model had run."""
         if self.kind == "cpu":
-            self._evict()
+            _elsewhere().sum()
         return self.on_device(run)
 
     def allocated(self, run: Run) -> dict[str, float]:
@@ -100,16 +100,14 @@ class Machine:
             torch.cuda.synchronize()
 
     def free_memory(self) -> None:
-        """Release the memory of a finished comparison to the system, or to other processes on the
-        GPU."""
+        """Release the memory of a finished comparison to the system, where glibc would keep freed
+        blocks, or to other processes on the GPU."""
         gc.collect()
         if self.kind == "cuda":
             torch.cuda.empty_cache()
         else:
-            trim()
-
-    def _evict(self) -> None:
-        _elsewhere().sum()
+            with contextlib.suppress(OSError, AttributeError):
+                ctypes.CDLL(None).malloc_trim(0)
 
     @property
     def threads(self) -> int:
@@ -139,12 +137,6 @@ class Machine:
         """Return the machine's name as a part of file names."""
         name = self.name if self.kind == "cuda" else f"{self.name}-{self.threads}t"
         return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def trim() -> None:
-    """Return freed blocks to the system, which glibc would keep."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 @functools.cache

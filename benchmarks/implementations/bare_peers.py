@@ -262,8 +262,7 @@ class SlimFC(nn.Module):
         self._model = nn.Sequential(*layers, *([] if activation_fn is None else [activation_fn()]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self._model(x)
-        return result
+        return self._model(x)
 
 
 def _sequence_mask(

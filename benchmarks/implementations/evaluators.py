@@ -4,7 +4,7 @@ several implementations."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,23 +15,11 @@ from implementations.models import MAX_ERROR, SMALL, Named, small
 from implementations.original import OriginalTransformerXL, original_absolute_qkbh
 from txl import Engine, ModelConfig, TransformerXL, graphs
 
-
-class Evaluator(Protocol):
-    """Reader of a text segment by segment: tokens [B, L] -> logits [B, L, vocab_size] of the tokens
-    that follow.
-
-    Every token sees exactly the last attn_len positions, its own included.
-    """
-
-    def __call__(self, tokens: Tensor) -> Tensor: ...
-
-    def remember(self, states: Tensor) -> None:
-        """Set the memory as if states [B, M, d_model] had been the last hidden states of every
-        layer."""
-
-
-# arguments: model, batch, attn_len, max_segment
-MakeEvaluator = Callable[[TransformerXL, int, int, int], Evaluator]
+# Makes, of a model, batch, attn_len and max_segment, a reader of a text segment by segment: tokens
+# [B, L] -> logits [B, L, vocab_size] of the tokens that follow. Each token sees exactly the last
+# attn_len positions, its own included. remember(states) sets the memory as if states
+# [B, M, d_model] had been the last hidden states of every layer.
+MakeEvaluator = Callable[[TransformerXL, int, int, int], Any]
 
 
 class CachedEvaluator(Engine):

@@ -45,8 +45,7 @@ def attend(x: Arguments) -> Tensor:
     given = {"r": None} | {name: y for name, y in x.items() if not name.endswith(("_mem", "_all"))}
     if "k_mem" in x:
         given["memory"] = x["k_mem"], x["v_mem"]
-    out: Tensor = rel_attention(**given)
-    return out
+    return rel_attention(**given)
 
 
 def bidirectional(

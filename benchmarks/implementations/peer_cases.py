@@ -115,8 +115,7 @@ def _hugging_face(model: str, config: str, module: str, **fixed: Any) -> Callabl
             computed = model == "seamless_m4t_v2" or fixed.get("position_embeddings_type") == "relative_key"
             more = {} if computed else {"relative_position_embeddings": encodings.to(x.dtype)}
             own = mask.to(x.dtype) if mask is not None and mask.is_floating_point() else mask
-            out: Tensor = f(x, attention_mask=own, **more)[0]
-            return out
+            return f(x, attention_mask=own, **more)[0]
 
         return PeerCase(getattr(m, module)(settings), call, x, _alive(seen, real))
 
@@ -145,12 +144,9 @@ def _parakeet(model: str, name: str, config: str) -> Callable[..., PeerCase]:
         if positions:
             encodings = torch.nn.functional.dropout(encodings, positions)
 
-        def call(f: nn.Module, x: Tensor) -> Tensor:
-            out: Tensor = f(x, encodings.to(x.dtype), attention_mask=mask)[0]
-            return out
-
         valid = _alive(seen, real) & (real if mask is not None else torch.ones_like(real))
-        return PeerCase(getattr(m, name)(settings, 0), call, x, valid)
+        module = getattr(m, name)(settings, 0)
+        return PeerCase(module, lambda f, x: f(x, encodings.to(x.dtype), attention_mask=mask)[0], x, valid)
 
     return maker
 
@@ -286,10 +282,8 @@ def _wavlm(
         encoder.layer_norm = encoder.layers[0].final_layer_norm = encoder.layers[0].feed_forward = nn.Identity()
     mask = None if seen is None else real
 
-    def call(f: nn.Module, x: Tensor) -> Tensor:
-        out: Tensor = f(x.clone(), attention_mask=mask).last_hidden_state  # it changes its input in place
-        return out
-
+    # It changes its input in place.
+    call = lambda f, x: f(x.clone(), attention_mask=mask).last_hidden_state  # noqa: E731
     return PeerCase(encoder, call, x, _alive(seen, real))
 
 
@@ -329,8 +323,7 @@ def _mpnet(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: floa
         mask = None
         if seen is not None:
             mask = x.new_zeros(seen.shape).masked_fill(~seen, torch.finfo(x.dtype).min).unsqueeze(1)
-        out: Tensor = f(x, mask, return_dict=True).last_hidden_state
-        return out
+        return f(x, mask, return_dict=True).last_hidden_state
 
     return PeerCase(encoder, call, x, _alive(seen, real))
 
@@ -361,10 +354,7 @@ def _mpt(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float)
         block.attn.attn_dropout_p = dropout
     mask = None if seen is None else real if seen.size(1) == 1 else (seen.expand(-1, s.T, -1).tril()).unsqueeze(1)
 
-    def call(f: nn.Module, x: Tensor) -> Tensor:
-        out: Tensor = f(inputs_embeds=x, attention_mask=mask, use_cache=False).last_hidden_state
-        return out
-
+    call = lambda f, x: f(inputs_embeds=x, attention_mask=mask, use_cache=False).last_hidden_state  # noqa: E731
     return PeerCase(model, call, x, real.int().cumsum(1) > 0)
 
 
@@ -392,10 +382,7 @@ def _t5(name: str, decoder: bool, model: str = "", **fixed: Any) -> Callable[...
             full = _square(seen, s)
             mask = real if seen.size(1) == 1 else full.unsqueeze(1)
 
-        def call(f: nn.Module, x: Tensor) -> Tensor:
-            out: Tensor = f(inputs_embeds=x, attention_mask=mask).last_hidden_state
-            return out
-
+        call = lambda f, x: f(inputs_embeds=x, attention_mask=mask).last_hidden_state  # noqa: E731
         alive = _alive(seen, real)
         if decoder and seen is not None and seen.size(1) == 1:
             alive = real.int().cumsum(1) > 0
@@ -487,8 +474,7 @@ def _transducer(package: Callable[[], Any], name: str) -> Callable[..., PeerCase
 
         def call(f: nn.Module, x: Tensor) -> Tensor:
             keys = torch.cat([before.to(x.dtype), x], 1)
-            out: Tensor = f(x, keys, keys, encodings.to(x.dtype), padding, hidden, left_context=held)
-            return out
+            return f(x, keys, keys, encodings.to(x.dtype), padding, hidden, left_context=held)
 
         return PeerCase(module, call, x, _alive(seen, real))
 
@@ -505,8 +491,7 @@ def _speechbrain(
 
     def call(f: nn.Module, x: Tensor) -> Tensor:
         out: Any = f(x, x, x, encodings.to(x.dtype), padding, hidden, return_attn_weights=weights)
-        result: Tensor = out[0] if weights else out
-        return result
+        return out[0] if weights else out
 
     return PeerCase(module, call, x, _alive(seen, real))
 
@@ -540,8 +525,7 @@ def _xlnet(
 
     def call(f: nn.Module, x: Tensor) -> Tensor:
         own = [None if y is None else y.to(x.dtype) for y in (mask, encodings, matrix, mems)]
-        out: Tensor = f(x, None, own[0], None, own[1], own[2], own[3])[0]
-        return out
+        return f(x, None, own[0], None, own[1], own[2], own[3])[0]
 
     counts = torch.ones(s.T, s.B) > 0 if all_rows or seen is None else real.T  # outputs at padding go into its memory
     return PeerCase(module, call, x.transpose(0, 1).contiguous(), counts)
@@ -557,8 +541,7 @@ def _ding(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float
 
     def call(f: nn.Module, x: Tensor) -> Tensor:
         full = torch.cat([mems.to(x.dtype), x])
-        out: Tensor = f(x, encodings.to(x.dtype), full, u.to(x.dtype), v.to(x.dtype), mask)
-        return out
+        return f(x, encodings.to(x.dtype), full, u.to(x.dtype), v.to(x.dtype), mask)
 
     return PeerCase(module, call, x.transpose(0, 1).contiguous(), torch.ones(s.T, s.B) > 0)
 
@@ -584,8 +567,7 @@ class ZipformerAttention(nn.Module):
         weights = self.weights(x, pos_emb=pos_emb, attn_mask=hidden, key_padding_mask=padding)
         x = x + self.nonlin(x, weights[0:1])
         x = x + self.first(x, weights)
-        result: Tensor = x + self.second(x, weights)
-        return result
+        return x + self.second(x, weights)
 
 
 def _zipformer(package: Callable[[], Any]) -> Callable[..., PeerCase]:
@@ -603,10 +585,7 @@ def _zipformer(package: Callable[[], Any]) -> Callable[..., PeerCase]:
         if hidden is not None and hidden.size(0) > 1:  # its own masks are the same for all rows
             hidden = hidden[0] if torch.equal(hidden, hidden[:1].expand_as(hidden)) else hidden
 
-        def call(f: nn.Module, x: Tensor) -> Tensor:
-            out: Tensor = f(x, encodings.to(x.dtype), padding, hidden)
-            return out
-
+        call = lambda f, x: f(x, encodings.to(x.dtype), padding, hidden)  # noqa: E731
         return PeerCase(module, call, x.transpose(0, 1).contiguous(), torch.ones(s.T, s.B) > 0)
 
     return maker

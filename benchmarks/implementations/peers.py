@@ -204,8 +204,7 @@ def stream_entry(method: str, held: int, new: int) -> Entry:
 
 
 def _last_hidden_state(model: Any, x: Tensor) -> Tensor:
-    hidden: Tensor = model(x).last_hidden_state
-    return hidden
+    return model(x).last_hidden_state
 
 
 class Encoder(NamedTuple):
@@ -248,8 +247,7 @@ def _zipformer(layers: int) -> Any:
 
 
 def _call_zipformer(model: Any, x: Tensor) -> Tensor:
-    hidden: Tensor = model(x.transpose(0, 1), torch.tensor([x.size(1)]))[0]
-    return hidden
+    return model(x.transpose(0, 1), torch.tensor([x.size(1)]))[0]
 
 
 ZIPFORMER = "Zipformer"

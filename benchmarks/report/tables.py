@@ -27,9 +27,9 @@ def number(x: float) -> str:
     return f"{x:,.0f}" if x >= 100 else f"{x:#.3g}".rstrip(".")
 
 
-def prose(text: str, indent: str = "") -> list[str]:
-    """Wrap text to lines of at most 100 columns; indent: of all lines but the first."""
-    return textwrap.wrap(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+def prose(text: str) -> list[str]:
+    """Wrap text to lines of at most 100 columns."""
+    return textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def pivot(head: str, cells: dict[tuple[str, str], str]) -> list[str]:
