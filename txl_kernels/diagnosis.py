@@ -23,13 +23,6 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _devices() -> list[torch.device]:
-    devices = [torch.device("cpu")]
-    if torch.cuda.is_available():
-        devices += [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
-    return devices
-
-
 def _origin(native: NativeModule) -> str:
     borrowed = native.file is not None and native.file.parent != PACKAGE
     return f"  {native.file}{', installed: this source tree has none of its own' if borrowed else ''}"
@@ -106,7 +99,8 @@ def report() -> str:
         f"{platform.system()} {platform.machine()}",
         f"imported from {txl_kernels.__path__[0]}, run by {sys.executable}",
     ]
-    for device in _devices():
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    for device in (torch.device("cpu"), *(torch.device("cuda", i) for i in gpus)):
         model = f" ({_model(device)})" if device.type == "cuda" else ""
         lines.append(f"\non {device}{model}:")
         for name, backend in BACKENDS.items():

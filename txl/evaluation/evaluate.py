@@ -144,10 +144,6 @@ def resolve(
     return ResolvedReading(method, attn_len, asked.segment or (1 if method == "sliding" else segment))
 
 
-def starts_with_zeros(model: Network) -> bool:
-    return isinstance(model.config, ModelConfig) and model.config.initial_memory == "zeros"
-
-
 def bounded(reading: ResolvedReading, model: Network, tokens: int) -> ResolvedReading:
     """Return a reading without the keys and steps that a text of so many tokens cannot use; the
     losses are the same. Zero states before a text are keys, too, so they are not left out.
@@ -157,7 +153,8 @@ def bounded(reading: ResolvedReading, model: Network, tokens: int) -> ResolvedRe
             MAX_ZEROS.
     """
     method, reach, segment = reading
-    if method == "sliding" or not starts_with_zeros(model):
+    zeros = isinstance(model.config, ModelConfig) and model.config.initial_memory == "zeros"
+    if method == "sliding" or not zeros:
         return ResolvedReading(method, min(reach, tokens), min(segment, tokens))
     if reach > max(tokens, MAX_ZEROS):
         raise TxlError(

@@ -4,7 +4,7 @@ the classifier."""
 import functools
 import inspect
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -188,11 +188,6 @@ class TransfoXLModel(TransfoXLPreTrainedModel):
         return self.trunk.finish(hidden)
 
 
-def _unchanged_on_error(cache: Any) -> AbstractContextManager[None]:
-    """Return the context that restores a cache, if there is one, if its body raises."""
-    return cache.unchanged_on_error() if isinstance(cache, TransfoXLCache) else nullcontext()
-
-
 def _padding(mask: Tensor, batch: int, length: int, at_end: bool) -> Tensor | None:
     """Return the number of zeros in each row of an attention mask [B, L], int64 [B]; None if there
     are none.
@@ -258,7 +253,7 @@ class TransfoXLLMHeadModel(TransfoXLPreTrainedModel, GenerationMixin):  # type: 
             is False.
         """
         cache = one_cache(cache, past_key_values)
-        with _unchanged_on_error(cache):
+        with cache.unchanged_on_error() if isinstance(cache, TransfoXLCache) else nullcontext():
             read = self.transformer(
                 input_ids,
                 mems,

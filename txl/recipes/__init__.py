@@ -91,9 +91,6 @@ def _values(name: str) -> dict[str, Any]:
         return own
     base = _values(own.pop("base"))
     merged = {part: base.get(part, {}) | own.get(part, {}) for part in _MERGED}
-    return own | {part: _without_nulls(values) for part, values in merged.items()}
-
-
-def _without_nulls(values: dict[str, Any]) -> dict[str, Any]:
-    """Remove options set to null, by which a recipe discards its base's value."""
-    return {k: v for k, v in values.items() if v is not None or k in _NULLABLE}
+    # By null a recipe discards its base's value of an option.
+    kept = {n: {k: v for k, v in x.items() if v is not None or k in _NULLABLE} for n, x in merged.items()}
+    return own | kept

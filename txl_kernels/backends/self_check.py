@@ -78,15 +78,9 @@ def kind_of(backend: str, call: Call, gradients: bool | None = None, decode: boo
         position_width=None if position_width == width else position_width,
         options=tuple([name for name, n in _OPTIONS if is_given(call, name, n)]),
         deterministic=gradients and torch.are_deterministic_algorithms_enabled(),
-        grouped=_as_bool(call.k.size(1) != call.q.size(1)),
+        # A bool, of which torch.compile may have made a symbol.
+        grouped=True if call.k.size(1) != call.q.size(1) else False,  # noqa: SIM210
     )  # fmt: skip
-
-
-def _as_bool(condition: bool) -> bool:
-    """Return a condition as a bool; torch.compile may have made it a symbol."""
-    if condition:  # noqa: SIM103
-        return True
-    return False
 
 
 def is_wanted() -> bool:

@@ -218,8 +218,10 @@ class _Reader:
     def _condition(self, node: ast.AST, dtypes: bool = True) -> None:
         """Note a condition on dtypes or devices, but for those of masks, whose dtype each call has
         as in the trial, and a use of the layer's number."""
-        if isinstance(node, ast.Compare) and _with_none(node):
-            return
+        if isinstance(node, ast.Compare) and all(
+            isinstance(x, ast.Constant) and x.value is None for x in node.comparators
+        ):
+            return  # a comparison with None
         in_caches = {id(x.slice) for x in ast.walk(node) if isinstance(x, ast.Subscript) and _is_cache(x.value)}
         for x in _without_conversions(node):
             word = getattr(x, "attr", getattr(x, "id", None))
@@ -272,10 +274,6 @@ def _largest(value: Any, compares: bool) -> int:
 def _name(call: ast.Call) -> str:
     """Return the name of the function or method that is called."""
     return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
-
-
-def _with_none(node: ast.Compare) -> bool:
-    return all(isinstance(x, ast.Constant) and x.value is None for x in node.comparators)
 
 
 def _without_conversions(node: ast.AST) -> Iterator[ast.AST]:

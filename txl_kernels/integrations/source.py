@@ -46,7 +46,10 @@ def source_hash(original: type) -> str:
             check_code(part)
     names = {part.__name__: f"#{n}" for n, part in enumerate(found)}
     trees = ", ".join(_text_of(part, names) for part in found)
-    constants = {name: value for part in found for name, value in _constants(part).items()}
+    constants: dict[str, Any] = {}
+    for part in found:
+        beside = vars(module_of(part))
+        constants |= {n: beside[n] for n in names_in(part) if type(beside.get(n)) in (int, float, str, bool)}
     return hashlib.sha256(f"([{trees}], {sorted(constants.items())!r})".encode()).hexdigest()[:16]
 
 
@@ -80,14 +83,6 @@ def _collect(part: Any, found: dict[str, Any]) -> None:
         other = beside.get(used)
         if (inspect.isfunction(other) or inspect.isclass(other)) and other.__module__ == part.__module__:
             _collect(other, found)
-
-
-def _constants(part: Any) -> dict[str, Any]:
-    """Return the module constants that a part names, with their values."""
-    beside = vars(module_of(part))
-    return {
-        name: beside[name] for name in names_in(part) if type(beside.get(name)) in (int, float, str, bool)
-    }  # fmt: skip
 
 
 def module_of(part: Any) -> Any:

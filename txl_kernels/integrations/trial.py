@@ -66,7 +66,9 @@ def verdict(module: nn.Module, peer: Peer, ancestors: Sequence[nn.Module], asked
             for key in keys:
                 if key is not None and key in kept:
                     return kept[key]
-            found = conditions_of(type(module), module, _read_past(module, peer))
+            parts = [module.get_submodule(name) for name in peer.adapter.skips]  # which the adapter does not call
+            read_past = tuple(part for part in parts if not type(part).__module__.startswith("torch."))
+            found = conditions_of(type(module), module, read_past)
         except (OSError, TypeError) as error:
             if not asked:
                 return f"a trial needs the class' source ({error})"
@@ -123,12 +125,6 @@ def _why_not_decided(found: Conditions) -> str | None:
     return None
 
 
-def _read_past(module: nn.Module, peer: Peer) -> tuple[nn.Module, ...]:
-    """Return the submodules that the original calls and the adapter does not."""
-    parts = [module.get_submodule(name) for name in peer.adapter.skips]
-    return tuple(part for part in parts if not type(part).__module__.startswith("torch."))
-
-
 def _tried(module: nn.Module, peer: Peer, settings: dict[str, Any], large: int, asked: bool) -> Tried | str:
     began = time.perf_counter()
     try:
@@ -158,9 +154,9 @@ def _compared(module: nn.Module, peer: Peer, settings: dict[str, Any], large: in
     for case in passes(single, short, other, long, adapter.mask_forms(slow)):
         if (case.autocast and asked) or (case.as_configured and "training" in compared):
             continue  # under autocast, code for CUDA may need other dtypes
-        if case.as_configured:
-            for module_copy in (slow, fast):
-                _copy_dropout(module, module_copy)
+        for module_copy in (slow, fast) if case.as_configured else ():
+            for (owner, name), (own, _) in zip(_dropouts_of(module), _dropouts_of(module_copy), strict=True):
+                own[name] = owner[name]
         inputs = RandomInputs(case.frames, case.form, case.batch, case.gradients)
         sample = adapter.sample(slow, inputs, case.seen)
         if sample is None:
@@ -254,12 +250,6 @@ def _dropouts_of(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
                 if type(value) is float and ("drop" in name or (name == "p" and isinstance(part, nn.Dropout))):
                     found.append((owner, name))
     return found
-
-
-def _copy_dropout(module: nn.Module, twin: nn.Module) -> None:
-    """Give a copy of a module the module's dropout probabilities."""
-    for (owner, name), (own, _) in zip(_dropouts_of(module), _dropouts_of(twin), strict=True):
-        own[name] = owner[name]
 
 
 def _can_ask_for_weights(original: type, method: str) -> bool:

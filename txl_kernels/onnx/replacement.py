@@ -232,7 +232,8 @@ def bounds(writer: Writer, mask: Mask, rank: int) -> tuple[str, str]:
     bits = writer.add("Cast", visible, to=onnx.TensorProto.UINT8)
     first = writer.add("ArgMax", bits, axis=-1, keepdims=1)
     last = writer.add("ArgMax", bits, axis=-1, keepdims=1, select_last_index=1)
-    ones = writer.add("Expand", writer.constant([[1]], np.uint8), _column(writer, bits, rank))
+    column = writer.add("Concat", writer.size(bits, rank - 1), writer.constant([1]), axis=0)
+    ones = writer.add("Expand", writer.constant([[1]], np.uint8), column)  # [S, 1]
     number = writer.add("Cast", writer.add("MatMulInteger", bits, ones), to=onnx.TensorProto.INT64)
     none = writer.add("Equal", number, writer.constant(0))
     end = writer.add("Add", first, number)
@@ -247,11 +248,6 @@ def bounds(writer: Writer, mask: Mask, rank: int) -> tuple[str, str]:
         shape = [-1, 1]
     target = writer.constant(shape)
     return writer.add("Reshape", first, target), writer.add("Reshape", end, target)
-
-
-def _column(writer: Writer, name: str, rank: int) -> str:
-    """Return the shape [S, 1] for a tensor whose last axis is S."""
-    return writer.add("Concat", writer.size(name, rank - 1), writer.constant([1]), axis=0)
 
 
 def operator(writer: Writer, attention: Attention, given: Operands, limits: Sequence[tuple[str, str]],

@@ -112,9 +112,9 @@ def _replace(graph: Graph, attention: Attention, runs: list[trial.Arrays], prefi
         raise Refused("its table of positions may differ between batch rows: it depends on values of the inputs")
     node = operator(writer, attention, given, own, has_memory, is_longer, is_one)
     new += writer.nodes
-    own_nodes = [*_earlier(attention, limits), *new]
+    earlier = [x for mask in dict.fromkeys(attention.masks) if mask in limits for x in limits[mask][0].nodes]
     try:
-        found = trial.run_nodes(graph, own_nodes, drawn, [node.output[0]])
+        found = trial.run_nodes(graph, [*earlier, *new], drawn, [node.output[0]])
     except Exception as error:
         raise Refused(f"the operator refuses its inputs: {error}") from error
     for inputs, got, result in zip(drawn, found, wanted, strict=True):
@@ -135,11 +135,6 @@ def _replace(graph: Graph, attention: Attention, runs: list[trial.Arrays], prefi
         )
     graph.set_nodes(nodes)
     limits |= made
-
-
-def _earlier(attention: Attention, limits: MaskBounds) -> list[onnx.NodeProto]:
-    """Return the nodes of bounds that earlier attentions have made of this one's masks."""
-    return [node for mask in dict.fromkeys(attention.masks) if mask in limits for node in limits[mask][0].nodes]
 
 
 def _check_tensors(record: trial.Arrays, attention: Attention) -> None:

@@ -5,7 +5,6 @@ The cache holds hidden frames; their keys and values are kept from step to step.
 """
 
 import contextlib
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -143,10 +142,6 @@ class NeMoLocal(Accelerated):
             return self.linear_out(merge_heads(out).masked_fill(pad_mask.unsqueeze(-1), 0.0))
 
 
-def _has_global_tokens(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
-    return "has global tokens" if module.global_tokens else None
-
-
 class NeMoTransformer(Accelerated):
     """The attention of the Transformer encoder, with FlexAttention's masks. It has no dropout of
     attention weights."""
@@ -204,10 +199,6 @@ def _from_function(mask: Any, length: int, device: torch.device) -> Bounds | Non
     return bounds_of(seen) if is_true((any_of == blocks[:, 0]).all(), True) else None
 
 
-def _without_positions(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
-    return None if module._uses_rel_pos else "no relative positions"
-
-
 PEERS = (
     Peer("NeMoRelPosition", "nemo.collections.asr.parts.submodules.multi_head_attention.RelPositionMultiHeadAttention",
          NeMo, "nemo-toolkit", {"1.23.0": "344cf20c6a4fd74e", "2.0.0": "241bb0fc1a4944a0", "2.2.1": "b8a68208ace94f4d"}),
@@ -215,7 +206,8 @@ PEERS = (
          "nemo.collections.asr.parts.submodules.multi_head_attention.RelPositionMultiHeadAttentionLongformer",
          NeMoLocal, "nemo-toolkit",
          {"1.23.0": "348f11e76953d0fd", "2.0.0": "d6467ea3c4876745", "2.2.1": "9a9592235a79dedd"},
-         why_not_module=_has_global_tokens),
+         why_not_module=lambda module, _: "has global tokens" if module.global_tokens else None),
     Peer("NeMoTransformer", "nemo.collections.asr.modules.transformer_encoder.MultiHeadAttention", NeMoTransformer,
-         "nemo-toolkit", {"3.0.0": "f6db2c1058357dc5"}, why_nothing_to_do=_without_positions),
+         "nemo-toolkit", {"3.0.0": "f6db2c1058357dc5"},
+         why_nothing_to_do=lambda module, _: None if module._uses_rel_pos else "no relative positions"),
 )  # fmt: skip

@@ -51,11 +51,16 @@ class Buckets(Accelerated):
         are, or None."""
         why = why_not_interface(self, kwargs) or self.why_not_kernel(x, self.dropout_now())
         at = kwargs.get("cache_position")
+        message = "cache_position must have positions that follow one another"
         if why is None and others is not None:
             why = "cross-attention"
         elif why is None and getattr(self, "pruned_heads", None):
             why = "pruned heads"
-        elif why is None and at is not None and not memoized("positions", at, "t5", lambda: _in_a_row(at)):
+        elif (
+            why is None
+            and at is not None
+            and not memoized("positions", at, "t5", lambda: condition_met((at.diff() == 1).all(), message))
+        ):
             why = "positions that do not follow one another"
         if why is None and self.implementation() not in ("eager", "sdpa"):
             why = f"an attention implementation that masks otherwise, {self.implementation()!r}"
@@ -280,11 +285,6 @@ def _first(*values: Any) -> Any:
     return next((x for x in values if x is not None), None)
 
 
-def _in_a_row(positions: Tensor) -> bool:
-    message = "cache_position must have positions that follow one another"
-    return condition_met((positions.diff() == 1).all(), message)
-
-
 def _biases(module: Any, distances: Tensor) -> Tensor:
     """Return biases [H, T] of distances [T], of a module's own table."""
     buckets = t5_bucket_numbers(
@@ -310,10 +310,6 @@ def _cross_attention(module: nn.Module, ancestors: Sequence[nn.Module]) -> str |
         or type(ancestors[-1]).__name__ == "Pix2StructTextLayerCrossAttention"
     )
     return "cross-attention, which has no relative positions" if crossing else None
-
-
-def _why_not_global(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
-    return "transient global attention: every query also sees the means of blocks, with biases of another kind"
 
 
 def _why_not_udop(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
@@ -352,7 +348,8 @@ PEERS = (
          {"4.36.2": "10a7a15522e7cb9b", "4.55.4": "52c6d9797800f1b7", "5.0.0": "cdfdd9ae6c4fb750"},
          why_not_module=LongT5Local.why_not_alone),
     peer("LongT5TransientGlobal", "longt5.LongT5TransientGlobalAttention", Accelerated,
-         {"5.24.0": "55d08ca5fc6a2a84"}, why_not_module=_why_not_global),
+         {"5.24.0": "55d08ca5fc6a2a84"}, why_not_module=lambda module, ancestors: (
+             "transient global attention: every query also sees the means of blocks, with biases of another kind")),
     peer("UMT5", "umt5.UMT5Attention", UMT5,
          {"5.15.1": "999f9ee5f86568fb", "5.24.0": "52a8175c2b58c9ad"}, why_nothing_to_do=_cross_attention),
 )  # fmt: skip

@@ -379,10 +379,6 @@ def _segments(matrix: Tensor) -> tuple[Tensor, Tensor] | None:
     return of_queries.transpose(0, 1), of_keys
 
 
-def _why_not_phi4(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
-    return "its bias of all pairs comes added to its bool mask, which hides nothing: it adds 0 and 1 to scores"
-
-
 _CHECKS = {"why_not_module": _why_not, "why_nothing_to_do": _without_positions}
 PEERS = (
     peer("Wav2Vec2Conformer", "wav2vec2_conformer.Wav2Vec2ConformerSelfAttention", HFConformer,
@@ -402,5 +398,6 @@ PEERS = (
          {"4.40.2": "d6716cc37f98f115"}),
     peer("XLNet", "xlnet.XLNetRelativeAttention", XLNet, {"4.36.2": "9750f021fa51b655", "5.0.0": "83046962db855bf2"}),
     peer("Phi4MultimodalAudio", "phi4_multimodal.Phi4MultimodalAudioAttention", Accelerated,
-         {"5.24.0": "a639cacff936c9f8"}, why_not_module=_why_not_phi4),
+         {"5.24.0": "a639cacff936c9f8"}, why_not_module=lambda module, ancestors: (
+             "its bias of all pairs comes added to its bool mask, which hides nothing: it adds 0 and 1 to scores")),
 )  # fmt: skip

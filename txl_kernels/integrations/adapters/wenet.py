@@ -1,11 +1,10 @@
 """WeNet's attention with a shifted table of positions, as in CosyVoice and its copies: ESPnet's
 formula with a cache of keys and values."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from txl_kernels.integrations.attention import attend_encodings, bounds_or_reason, dropout_of
 from txl_kernels.integrations.peer import Accelerated, Peer, RandomInputs, Sample, width_of
@@ -50,13 +49,10 @@ class WeNet(Accelerated):
         return self.linear_out(out), torch.cat((k, v), -1)
 
 
-def _without_positions(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
-    return "no relative positions: WeNet's own adds encodings of absolute ones, without a shift"
-
-
 PEERS = (
     Peer("CosyVoice", "cosyvoice.transformer.attention.RelPositionMultiHeadedAttention", WeNet, "cosyvoice2-eu",
          {"0.2.8": "3b909f2c9ca39382", "chatterbox-tts 0.1.7": "083ed3b1aad87b0c"}),
     Peer("WeNetUnshifted", "indextts.gpt.conformer.attention.RelPositionMultiHeadedAttention", WeNet,
-         "indextts2-inference", {"2.1.1": "154d90454687dff3"}, why_nothing_to_do=_without_positions),
+         "indextts2-inference", {"2.1.1": "154d90454687dff3"}, why_nothing_to_do=lambda module, ancestors: (
+             "no relative positions: WeNet's own adds encodings of absolute ones, without a shift")),
 )  # fmt: skip
