@@ -155,15 +155,10 @@ def check_layer(title: str, method: str, machine: Machine | None = None) -> None
 
 def _require(title: str) -> None:
     """Raise Unavailable if the library is not here; Parakeet may be that of an installed
-    transformers."""
-    if not bare_peers.AVAILABLE and not (title == PARAKEET and _has_parakeet()):
+    transformers, of which older ones have none."""
+    names = ("transformers", "transformers.models.parakeet")
+    if not bare_peers.AVAILABLE and not (title == PARAKEET and all(map(importlib.util.find_spec, names))):
         raise Unavailable("other libraries are not here: `make peers`, and PEERS=.peers in the environment")
-
-
-def _has_parakeet() -> bool:
-    """Whether an installed transformers has Parakeet, which older ones lack."""
-    name = "transformers.models.parakeet"
-    return importlib.util.find_spec("transformers") is not None and importlib.util.find_spec(name) is not None
 
 
 STEPS = ((70, 1), (70, 14), (256, 16))  # cached and new frames of NeMo's streaming step

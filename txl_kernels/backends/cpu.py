@@ -111,12 +111,6 @@ def _seed(seed: Tensor) -> int:
 @functools.cache
 def module() -> Any:
     """Return the module, set to run on torch's own thread pool: a second pool would compete with it
-    for the cores."""
-    native.module.set_openmp(find_openmp())
+    for the cores. The address is 0 where torch uses no OpenMP runtime that exports it."""
+    native.module.set_openmp(native_modules.address_of("GOMP_parallel"))
     return native.module
-
-
-def find_openmp() -> int:
-    """Return the address of GOMP_parallel in the OpenMP runtime that torch uses; 0 if it uses none
-    that exports it."""
-    return native_modules.address_of("GOMP_parallel")

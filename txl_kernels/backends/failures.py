@@ -58,16 +58,13 @@ def _text_of(error: Exception) -> str:
     """Return the exception's message without names of temporary files, which differ from call to
     call."""
     if isinstance(error, subprocess.CalledProcessError):
-        return f"{_command_of(error)} ended with exit status {error.returncode}."
+        command = error.cmd if isinstance(error.cmd, str) else next(iter(error.cmd), "a command")
+        return f"{command} ended with exit status {error.returncode}."
     if isinstance(error, OSError) and error.strerror:
         file = f": {error.filename}" if error.errno == errno.ENOENT and error.filename else ""
         return f"{error.strerror}{file}."
     text = " ".join(str(error).split()) or "no message"
     return (text if len(text) <= _LONGEST else text[:_LONGEST] + " ...").rstrip(".") + "."
-
-
-def _command_of(error: subprocess.CalledProcessError) -> str:
-    return str(error.cmd if isinstance(error.cmd, str) else next(iter(error.cmd), "a command"))
 
 
 def _advice(error: Exception) -> str | None:

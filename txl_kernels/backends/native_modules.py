@@ -45,7 +45,8 @@ def load(name: str, language: str) -> NativeModule:
     installed package, if it was built from the same sources."""
     errors = []
     for folder in (PACKAGE, *_installed()):
-        file = _file_of(name, folder)
+        files = (folder / f"{name}{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES)
+        file = next((file for file in files if file.is_file()), None)
         note = folder / f"{name}_missing.txt"  # setup.py writes it if the build failed
         if file is None:
             if note.is_file():
@@ -56,16 +57,13 @@ def load(name: str, language: str) -> NativeModule:
         except ImportError as error:
             errors.append(f"the {language} module could not be loaded: {error}")
             continue
-        if _is_of_this_source(name, module):
+        if vars(module).get("FIELDS") == Call._fields and (
+            not in_source_tree() or vars(module).get("SOURCE_HASH") == source_hash(SOURCES, name)
+        ):
             connect(module)
             return NativeModule(module, file)
         errors.append(_left_behind(language, file))
     return NativeModule(why_not_loaded=errors[0] if errors else _nowhere(name, language))
-
-
-def _file_of(name: str, folder: Path) -> Path | None:
-    files = (folder / f"{name}{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES)
-    return next((file for file in files if file.is_file()), None)
 
 
 def _import(name: str, file: Path) -> Any:
@@ -131,14 +129,6 @@ def connect(module: Any) -> None:
 def in_source_tree() -> bool:
     """Whether this copy of the package lies beside its C++ sources."""
     return (SOURCES / "attention.h").is_file()
-
-
-def _is_of_this_source(name: str, module: Any) -> bool:
-    """Whether a module has this source's `Call` fields and, in a source tree, was built from its
-    C++ sources."""
-    return vars(module).get("FIELDS") == Call._fields and (
-        not in_source_tree() or vars(module).get("SOURCE_HASH") == source_hash(SOURCES, name)
-    )
 
 
 def _installed() -> Iterator[Path]:

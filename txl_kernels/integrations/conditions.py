@@ -188,8 +188,10 @@ class _Reader:
             self._condition(node.slice)
         elif isinstance(node, ast.BinOp):
             self._condition(node, dtypes=False)
-        elif isinstance(node, ast.Name) and _draws(self.beside.get(node.id)):
-            self.draws = self.draws or f"{node.id} in {self.place}"
+        elif isinstance(node, ast.Name):
+            value = self.beside.get(node.id)
+            if value is random or getattr(value, "__module__", None) == "random":  # or one of its functions
+                self.draws = self.draws or f"{node.id} in {self.place}"
         elif isinstance(node, ast.Attribute) and node.attr == "random":
             self.draws = self.draws or f"random in {self.place}"
         if isinstance(node, ast.Call):
@@ -288,8 +290,3 @@ def _without_conversions(node: ast.AST) -> Iterator[ast.AST]:
 def _is_cache(node: ast.AST) -> bool:
     """Whether an expression is a cache's list of layers, or of their keys or values."""
     return getattr(node, "attr", getattr(node, "id", None)) in ("layers", "key_cache", "value_cache", "is_updated")
-
-
-def _draws(value: Any) -> bool:
-    """Whether a global object is Python's module of random numbers, or one of its functions."""
-    return value is random or getattr(value, "__module__", None) == "random"
