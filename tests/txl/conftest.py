@@ -16,6 +16,12 @@ def txl(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> R
     return functools.partial(in_process, capfd)
 
 
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw no `loss.png`, which takes longer than a few updates."""
+    monkeypatch.setattr("txl.pictures.draw_loss", lambda *_: None)
+
+
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A text of 20 kB whose lines differ in their numbers."""

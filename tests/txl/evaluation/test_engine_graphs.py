@@ -271,10 +271,11 @@ def set_window(engine: Engine) -> None:
         cache.window = 4
 
 
-@pytest.mark.parametrize("change", [
-    replace_module, change_class, change_option, replace_parameters, replace_storage, change_in_place, set_window,
+@pytest.mark.parametrize(("change", "untie_r"), [
+    (replace_module, False), (change_class, False), (change_option, False), (replace_parameters, False),
+    (replace_parameters, True), (replace_storage, False), (change_in_place, False), (change_in_place, True),
+    (set_window, False),
 ])  # fmt: skip
-@pytest.mark.parametrize("untie_r", [True, False])
 def test_what_changes_after_the_capture_acts(
     change: Callable[[Engine], None], untie_r: bool, engines: list[Engine]
 ) -> None:
