@@ -24,9 +24,7 @@ def new_cache(it: Any, mem_len: int, max_segment: int, static: bool) -> KeyValue
     return made
 
 
-@pytest.mark.parametrize(
-    "cuts", [[15], [1] * 15, [5, 1, 7, 2], [3] * 5], ids=["one call", "steps", "uneven", "chunks"]
-)
+@pytest.mark.parametrize("cuts", [[15], [1] * 15, [5, 1, 7, 2], [3] * 5], ids=["one call", "steps", "uneven", "chunks"])
 @pytest.mark.parametrize("name", OPTIONS)
 @torch.no_grad()
 def test_cache_equals_hidden_state_memory(name: str, cuts: list[int]) -> None:
