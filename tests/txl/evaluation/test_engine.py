@@ -37,6 +37,14 @@ def test_equals_hidden_state_memory_with_a_window(options: dict[str, object], cu
     torch.testing.assert_close(got, with_hidden_states(model, tokens, cuts).detach(), rtol=0, atol=1e-11)
 
 
+def test_reset_starts_a_new_text() -> None:
+    engine, tokens = Engine(small_model(), 1, 6, 4), torch.randint(31, (1, 4))
+    first = engine(tokens)
+    engine(tokens)
+    engine.reset()
+    assert torch.equal(engine(tokens), first)
+
+
 def test_feed_takes_any_length() -> None:
     model, tokens = small_model(), torch.randint(31, (1, 23))
     engine = Engine(model, 1, 6, 4)
