@@ -1,5 +1,5 @@
 """T5 and its copies whole, encoder and decoder: what the original gives for the same tokens, masks
-and caches. Our functions for tables of T5's buckets and ALiBi's slopes against transformers'."""
+and caches."""
 
 import contextlib
 import copy
@@ -12,7 +12,6 @@ import pytest
 import torch
 from t5_models import GIVEN, LABELS, model_of
 
-from txl_kernels import alibi_slopes, t5_buckets
 from txl_kernels.integrations import accelerate, restore
 
 MODELS = [  # each with the attention implementations that it has
@@ -125,35 +124,3 @@ def test_removed_layer_is_freed() -> None:
     gc.collect()
     assert report.rows[1].module is None
     assert "encoder.block.1.layer.0.SelfAttention" in str(report)
-
-
-@pytest.mark.parametrize(("buckets", "max_distance"), [(32, 128), (20, 40)])
-@pytest.mark.parametrize("bidirectional", [True, False])
-def test_buckets(buckets: int, bidirectional: bool, max_distance: int) -> None:
-    """The bias of queries and keys, and the gradient of its table."""
-    from transformers import T5Config
-    from transformers.models.t5.modeling_t5 import T5Attention
-
-    config = T5Config(
-        d_model=16, num_heads=4, d_kv=4, relative_attention_num_buckets=buckets,
-        relative_attention_max_distance=max_distance, is_decoder=not bidirectional,
-    )  # fmt: skip
-    theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
-    L = 300
-    at = torch.arange(L)
-    want = theirs.compute_bias(L, L)[0]  # [H, L, L]
-    table = theirs.relative_attention_bias.weight
-    bias = t5_buckets(table, torch.arange(1 - L, L), bidirectional=bidirectional, max_distance=max_distance)
-    got = bias[:, at[:, None] - at[None, :] + L - 1]
-    assert torch.equal(got, want)
-    weight = torch.randn(want.shape)
-    gradients = [torch.autograd.grad((x * weight).sum(), table)[0] for x in (got, want)]
-    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-3)
-
-
-@pytest.mark.parametrize("heads", [1, 6, 8, 20])
-def test_alibi_slopes(heads: int) -> None:
-    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
-
-    want = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)  # [H, 1, 2]: slope times position
-    torch.testing.assert_close(alibi_slopes(heads), want[:, 0, 1], rtol=1e-6, atol=0)
