@@ -75,46 +75,6 @@ def test_incomplete_sessions_are_not_recorded(record: Path) -> None:
     assert not record.exists()
 
 
-PYTHON = """# one
-
-
-def f(x: str) -> str:  # two
-    # three
-    return f"{x} # {{text}}"  # four
-
-
-TEXT = '''
-
-# no
-'''
-"""
-CODE = """def f(x: str) -> str:
-    return f"{x} # {{text}}"
-TEXT = '''
-
-# no
-'''"""
-CUDA = """#pragma once  // one
-/* two
-   and "three" */
-const char* const x = "// text /* */ \\" //";  // four's
-int y = 1'000 / 2 /* five */ + '"' /* six */;
-// seven
-float z;  // plant: a-name
-"""
-
-
-@pytest.mark.parametrize(("name", "text", "code"), [
-    ("a.py", PYTHON, CODE),
-    ("a.cuh", CUDA, '#pragma once\nconst char* const x = "// text /* */ \\" //";\nint y = 1\'000 / 2   + \'"\'  ;\n'
-                    "float z;  // plant: a-name"),
-    ("a.ptx", "// text\n", "// text\n"),
-], ids=["Python", "CUDA", "neither"])  # fmt: skip
-def test_comments_are_left_out(name: str, text: str, code: str) -> None:
-    assert proofs.without_comments(name, text) == code
-    assert proofs.without_comments(name, code) == code
-
-
 KERNELS = {"decode": "csrc/cuda/decode/part.cuh", "hopper": "csrc/cuda/hopper/tile.cuh",
            "triton": "txl_kernels/backends/triton/kernels/tiles.py"}  # fmt: skip
 IN_CPP = ("emulation", "drivers", "sanitizers", "wheel")  # with all of the package that calls compiled modules
@@ -156,9 +116,12 @@ def test_changed_token_changes_the_hash_and_a_comment_does_not(
         copy.write_text(text + more)
         return proofs.hash_of_code([copy], version)
 
-    comment, token = ("# x", "x = 1") if copy.suffix == ".py" else ("// x", "int x;")
-    assert hash_with(f"\n{comment}\n") == hash_with("")
-    assert len({hash_with(""), hash_with(f"\n{token}\n"), hash_with("", version="2")}) == 3
+    comments, token = ("# x",), 'x = "{} # {}"'
+    if copy.suffix != ".py":
+        comments, token = ("// x", "/* x\n y */"), 'char x[] = "{} // {} /*", y = \'"\';  // plant: {}'
+    assert {hash_with(f"\n{comment}\n") for comment in comments} == {hash_with("")}
+    tokens = [token.format(*x, "name") for x in ("ab", "ac", "cb")]
+    assert len({hash_with(""), hash_with("", version="2"), *(hash_with(f"\n{x}\n") for x in tokens)}) == 5
 
 
 def test_families_have_every_file_of_their_proofs() -> None:
