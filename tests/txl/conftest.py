@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 from command_helpers import Run, in_process
+from hypothesis import settings
 
 from txl.commands.console import console
 from txl.text import corpus as data
+
+settings.register_profile("short", max_examples=40, deadline=None)
+settings.load_profile("short")
 
 
 @pytest.fixture
