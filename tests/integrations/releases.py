@@ -122,6 +122,7 @@ FAULTS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "cosyvoice": _ESPNET,
     "fireredasr": _ESPNET | {
+        "scale": ("attn_scores.mul_(self.scale)", "attn_scores.mul_(1.1 * self.scale)"),
         "mask": ("mask = mask.eq(0)", "mask = mask.ne(0)"),
     },
     "espnet": _ESPNET,
