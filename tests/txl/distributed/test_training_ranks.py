@@ -40,8 +40,6 @@ CASES = {
     "qrnn": {"model": {"network": "qrnn"} | RECURRENT} | LONG,
     "recomputed": case(recompute=True),
 }
-# The others run with -m slow.
-QUICK = ("chunks and segments", "bins")
 
 
 @pytest.fixture(scope="module")
@@ -57,18 +55,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return prepared
 
 
-@pytest.mark.parametrize(
-    "names",
-    [QUICK, pytest.param(tuple(name for name in CASES if name not in QUICK), marks=pytest.mark.slow)],
-    ids=["quick", "all"],
-)
-def test_two_ranks_train_as_one_process(corpus: Corpus, tmp_path: Path, names: tuple[str, ...]) -> None:
+@pytest.mark.slow
+def test_two_ranks_train_as_one_process(corpus: Corpus, tmp_path: Path) -> None:
     """Updates in float64, over the end of an epoch: losses, gradients' norms, parameters, the
     average, and the memory of every stream."""
-    given = {"corpus": corpus.folder, "cases": {n: CASES[n] for n in names}, "updates": UPDATES}
+    given = {"corpus": corpus.folder, "cases": CASES, "updates": UPDATES}
     ranks = run_ranks(several, 2, folder=tmp_path / "runs", **given)
     alone = several(World(), tmp_path / "alone", **given)
-    for name in names:
+    for name in CASES:
         assert_same(name, alone[name], [rank[name] for rank in ranks])
 
 

@@ -27,7 +27,7 @@ def operator_arguments(case: Case, backend: str = "native") -> tuple[Any, ...]:
     return (*as_fields(make_inputs(case, torch.float32)), backend)
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", ["window and intervals", "dropout"])
 def test_opcheck_forward(name: str, kernel_backend: str) -> None:
     arguments = operator_arguments(CASES[name], kernel_backend)
     torch.library.opcheck(torch.ops.txl_kernels.rel_attention.default, arguments)
