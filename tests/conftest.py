@@ -23,6 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--backends", default=any_call, help="Backends the kernel tests run against.")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrize `backend`, all of them, and `kernel_backend`, those behind the operators: all but
     the reference."""

@@ -25,6 +25,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
 
 
+@pytest.mark.slow
 def test_table_of_what_was_measured() -> None:
     done = run(*FORWARD, "--brief", "--record", "none")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -97,23 +97,12 @@ def test_copy_with_other_results_is_refused(name: str, tmp_path: Path) -> None:
 
 HARMLESS: dict[str, tuple[str, str]] = {
     "espnet": ("(matrix_ac + matrix_bd)", "(matrix_bd + matrix_ac)"),
-    "espnet legacy": ("(matrix_ac + matrix_bd)", "(matrix_bd + matrix_ac)"),
-    "espnet transducer": ("math.sqrt(self.d_k)", "self.d_k**0.5"),
     "nemo": ("scores = (matrix_ac + matrix_bd) / self.s_d_k", "scores = (matrix_bd + matrix_ac) / self.s_d_k"),
-    "nemo local": ("scores = diagonal_matrix_ac / self.s_d_k", "scores = diagonal_matrix_ac * self.s_d_k**-1"),
-    "nemo transformer": ("score + rel_pos_bias", "1.0 * score + rel_pos_bias"),
-    "cosyvoice": ("math.sqrt(\n            self.d_k)", "self.d_k**0.5"),
-    "fireredasr": ("matrix_ac + matrix_bd", "matrix_bd + matrix_ac"),
-    "fastspeech2": ("scores = (matrix_ac + matrix_bd)", "scores = (matrix_bd + matrix_ac)"),
     "speechbrain": ("matrix_ac + matrix_bd", "matrix_bd + matrix_ac"),
-    "enformer": ("logits = content_logits + rel_logits", "logits = rel_logits + content_logits"),
     "granite": ("query_states, rel_pos_emb) * self.scale", "query_states * self.scale, rel_pos_emb)"),
     "granite 5": ("position_bias = queries @ relative", "position_bias = 1.0 * queries @ relative"),
     "gemma": ("return term_ac + term_bd_shifted", "return term_bd_shifted + term_ac"),
-    "gemma 4": ("attn_weights = matrix_ac + matrix_bd", "attn_weights = matrix_bd + matrix_ac"),
     "parakeet": ("matrix_bd = matrix_bd * self.scaling", "matrix_bd = self.scaling * matrix_bd"),
-    "wav2vec2-conformer": ("attn_output = self.linear_out(attn_output)",
-                           "attn_output = self.linear_out(1.0 * attn_output)"),
 }  # fmt: skip
 
 
@@ -133,7 +122,7 @@ def test_changed_copy_with_equal_results_is_accelerated(name: str, tmp_path: Pat
     torch.testing.assert_close(answer(case), before, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["espnet", "granite", "granite 5", "gemma", "parakeet", "speechbrain"])
+@pytest.mark.parametrize("name", HARMLESS)
 def test_verify_with_wrapped_layers(name: str, tmp_path: Path) -> None:
     """The width of the input is that of the layer inside."""
     case, other = moved(name, tmp_path, replacing(*HARMLESS[name]))
@@ -147,7 +136,7 @@ def test_verify_with_wrapped_layers(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(answer(case), before, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["espnet", "nemo", "granite", "granite 5", "gemma"])
+@pytest.mark.parametrize("name", ["espnet", "granite", "gemma"])
 def test_verify_with_another_default_device(name: str, tmp_path: Path) -> None:
     _, other = moved(name, tmp_path, replacing(*HARMLESS[name]))
     with torch.device("meta"):

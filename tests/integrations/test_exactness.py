@@ -15,11 +15,13 @@ from txl_kernels.integrations import accelerate, restore
 # FlexAttention's, on a CPU.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 MASKS = ("none", "right", "left", "chunks", "chunks padded", "limited")
-ALL_MASKS = ("wav2vec2-conformer", "w2v-bert relative", "w2v-bert relative_key", "seamless", "seamless v2", "parakeet",
-             "nemotron", "nemo", "espnet", "espnet zero_triu", "funasr", "espnet legacy", "funasr legacy", "cosyvoice",
-             "fireredasr", "nemo transformer", "xlnet", "t5")  # fmt: skip
+ALL_MASKS = ("wav2vec2-conformer", "w2v-bert relative_key", "parakeet", "nemotron", "nemo", "espnet", "espnet legacy",
+             "cosyvoice", "fireredasr", "nemo transformer", "xlnet", "t5")  # fmt: skip
+# Layers with the adapter of one above.
+SHARING = ("w2v-bert relative", "seamless", "seamless v2", "espnet zero_triu", "funasr", "funasr legacy")
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     *((name, masks, {}) for name in ALL_MASKS for masks in MASKS),
+    *((name, masks, {}) for name in SHARING for masks in ("right", "limited")),
     *(("zipformer", masks, {}) for masks in MASKS),
     *((name, m, {}) for name in ("zipenhancer", "modelscope zipenhancer") for m in MASKS[:3]),
     *((name, masks, {}) for name in ("espnet transducer", "funasr chunk", "speechbrain") for masks in MASKS
@@ -107,15 +109,15 @@ def test_dropout_in_training(name: str) -> None:
     accelerate(case.module, strict=True)
     kept = run()
     case.module.train()
-    drawn = torch.stack([run() for _ in range(300)])
+    drawn = torch.stack([run() for _ in range(100)])
     torch.manual_seed(1)
     first = run()
     torch.manual_seed(1)
     assert torch.equal(first, run())
     restore(case.module)
-    theirs = torch.stack([run() for _ in range(300)])
+    theirs = torch.stack([run() for _ in range(100)])
     if name != "xlnet":  # it normalizes after it dropped
-        noise = drawn.std(0) / 300**0.5
+        noise = drawn.std(0) / 100**0.5
         assert float(((drawn.mean(0) - kept).abs() / (noise + 1e-4)).mean()) < 1.5
     ratio = drawn.std(0).mean() / theirs.std(0).mean()
     assert 0.9 < float(ratio) < 1.1

@@ -111,8 +111,7 @@ def test_padding_on_the_left(name: str, hf: Any) -> None:
             model(tokens, attention_mask=mask)
 
 
-@pytest.mark.parametrize("memory", ["zeros", "empty"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "memory"), [("plain", "zeros"), ("bins", "empty"), ("untied", "empty")])
 def test_generation_from_prompts_of_several_lengths(name: str, memory: str, hf: Any) -> None:
     """Each gives what it gives alone, greedily far beyond the memory, and with beams."""
     config = hf.TransfoXLConfig.from_pretrained(HERE / name, initial_memory=memory)

@@ -19,10 +19,16 @@ MASKED = ("wav2vec2-conformer", "w2v-bert relative_key", "seamless v2", "parakee
           "speechbrain", "nemo transformer", "xlnet", "t5", "umt5", "mpnet", "zipformer")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MASKED)
-def test_window_equals_mask(name: str) -> None:
-    want = answer(case_of(name, "limited"))
-    case = case_of(name, "none")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in MASKED),
+        *((name, {"simplified": True}) for name in ("espnet transducer", "funasr chunk")),
+    ],
+)
+def test_window_equals_mask(name: str, options: dict[str, object]) -> None:
+    want = answer(case_of(name, "limited", **options))
+    case = case_of(name, "none", **options)
     assert not torch.allclose(answer(case)[case.valid], want[case.valid], atol=1e-3)
     report = accelerate(case.module, strict=True, window=WINDOW)
     torch.testing.assert_close(answer(case), want, atol=2e-5, rtol=1e-4)
@@ -31,15 +37,6 @@ def test_window_equals_mask(name: str) -> None:
     whole = answer(case)
     accelerate(case.module, strict=True)
     torch.testing.assert_close(answer(case), whole, atol=2e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["espnet transducer", "funasr chunk"])
-def test_simplified_scores(name: str) -> None:
-    want = answer(case_of(name, "limited", simplified=True))
-    case = case_of(name, "none", simplified=True)
-    report = accelerate(case.module, strict=True, window=WINDOW)
-    torch.testing.assert_close(answer(case), want, atol=2e-5, rtol=1e-4)
-    assert not report.fallbacks
 
 
 def test_window_and_the_models_own_mask() -> None:

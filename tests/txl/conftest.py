@@ -5,15 +5,25 @@ from pathlib import Path
 
 import pytest
 from command_helpers import Run, in_process
+from hypothesis import settings
 
 from txl.commands.console import console
 from txl.text import corpus as data
+
+settings.register_profile("short", max_examples=40, deadline=None)
+settings.load_profile("short")
 
 
 @pytest.fixture
 def txl(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(console, "width", 120)
     return functools.partial(in_process, capfd)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw no `loss.png`, which takes longer than a few updates."""
+    monkeypatch.setattr("txl.pictures.draw_loss", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

@@ -69,6 +69,7 @@ def test_command_without_its_packages_names_the_extra(absent: tuple[str, ...]) -
     assert run_without(absent, "import txl\nassert not hasattr(txl, '__wrapped__')").returncode == 0
 
 
+@pytest.mark.slow
 def test_benchmarks_without_the_extra_name_it() -> None:
     code = "import pytest\nsys.exit(pytest.main(['benchmarks', '-p', 'no:cacheprovider']))"
     done = run_without(("safetensors",), code)

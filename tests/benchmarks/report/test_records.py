@@ -45,24 +45,19 @@ def test_processors_with_equal_names(tmp_path: Path, isa: str, family: int, name
     assert device.name == name
 
 
-def test_old_names(tmp_path: Path) -> None:
-    case = {"unit": "call", "direction": "forward", "shape": SHAPE}
-    record = write(tmp_path, "2026-01-01", [ours("forms", case, "padded, told of lengths", 1.0)])
-    (measured,) = load([record])[0].group("variants")
-    assert list(measured.rows) == ["padded, with end"]
+CALL = {"unit": "call", "direction": "forward", "shape": SHAPE}
 
 
-def test_old_names_of_a_step_and_of_audio(tmp_path: Path) -> None:
-    case = {"unit": "token", "note": "10 s of sound"}
-    record = write(tmp_path, "2026-01-01", [row("step", case, "bound: all but the attention", 1.0)])
-    (measured,) = load([record])[0].comparisons
-    assert (list(measured.rows), measured.case.note) == (["lower bound: a step without attention"], "10 s of audio")
-
-
-def test_old_rows_of_flex_attention_say_that_its_block_sizes_are_the_defaults(tmp_path: Path) -> None:
-    rows = [row("attention", {"unit": "call", "direction": "forward"}, "FlexAttention, captured bias", 1.0)]
-    (measured,) = load([write(tmp_path, "2026-01-01", rows)])[0].comparisons
-    assert list(measured.rows) == ["FlexAttention, captured bias, default block sizes"]
+@pytest.mark.parametrize(("group", "case", "old", "now", "new"), [
+    ("forms", CALL, "padded, told of lengths", "variants", "padded, with end"),
+    ("step", {"unit": "token", "note": "10 s of sound"}, "bound: all but the attention", "step",
+     "lower bound: a step without attention"),
+    ("attention", CALL, "FlexAttention, captured bias", "attention", "FlexAttention, captured bias, default block sizes"),
+], ids=["variants", "audio", "FlexAttention"])  # fmt: skip
+def test_old_names(tmp_path: Path, group: str, case: dict[str, str], old: str, now: str, new: str) -> None:
+    (measured,) = load([write(tmp_path, "2026-01-01", [row(group, case, old, 1.0)])])[0].group(now)
+    assert list(measured.rows) == [new]
+    assert "note" not in case or measured.case.note == "10 s of audio"
 
 
 @pytest.mark.parametrize(("isa", "limit", "name", "has_share"), [

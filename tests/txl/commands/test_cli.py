@@ -205,7 +205,7 @@ def test_tensorboard_is_refused_before_training(
 
 def test_demo(txl: Run, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("txl.commands.demo.DISTURBED", 1e9)
-    done = succeeded(txl("demo", "--run", tmp_path / "demo", "--data", text, "--minutes", "0.05"))
+    done = succeeded(txl("demo", "--run", tmp_path / "demo", "--data", text, "--minutes", "0.02"))
     for words in ("What memory is worth", "(training)", "A sample", "Done"):
         assert words in done.stdout
     *measured, last = done.stdout.splitlines()

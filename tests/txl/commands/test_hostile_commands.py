@@ -53,6 +53,7 @@ def test_options_out_of_range(txl: Run, run: Path, corpus: Corpus, tmp_path: Pat
         "train --run {tmp}/r --data {corpus} {small} --warmup 100000000000000000000",
     ],
 )
+@pytest.mark.usefixtures("no_pictures")
 def test_large_numbers_are_accepted(txl: Run, run: Path, corpus: Corpus, tmp_path: Path, command: str) -> None:
     succeeded(txl(*command.format(run=run, corpus=corpus.folder, tmp=tmp_path, small=" ".join(SMALL)).split()))
 
@@ -63,6 +64,7 @@ BASES = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("command", BASES)
 def test_every_option_refuses_invalid_numbers(
     txl: Run, run: Path, corpus: Corpus, text: Path, tmp_path: Path, command: str

@@ -23,6 +23,7 @@ def words(text: Path, tmp_path_factory: pytest.TempPathFactory) -> data.Corpus:
     return data.prepare(text, tmp_path_factory.mktemp("words"), data.PrepareOptions("words", max_words=400))
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_system_of_the_paper(txl: Run, words: data.Corpus, tmp_path: Path, name: str) -> None:
     run = tmp_path / "r"

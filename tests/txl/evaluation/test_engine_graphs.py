@@ -43,6 +43,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
     def static() -> list[Tensor]:
         return [x for engine in known for x in tensors_of(engine)]
 
+    monkeypatch.setattr(graphs, "WARM_UP", 4)  # steps
     monkeypatch.setattr(graphs, "is_capturable", lambda device: True)
     monkeypatch.setattr(graphs, "capture", recorded(static))
     # Values that a GPU's calls do not read.
@@ -100,11 +101,11 @@ def test_replayed_steps_equal_eager_ones(options: dict[str, object], engines: li
     model = small_model(**options)
     replayed, eager = Engine(model, 2, 9, 6), Engine(model, 2, 9, 6, graph=False)
     engines.append(replayed)
-    for n in range(graphs.WARM_UP + 8):
+    for n in range(graphs.WARM_UP + 6):
         tokens, targets = torch.randint(31, (2, 6)), torch.randint(31, (2, 6))
         torch.testing.assert_close(replayed.nll(tokens, targets), eager.nll(tokens, targets), **CLOSE)
         torch.testing.assert_close(replayed.feed(tokens[:, :1]), eager.feed(tokens[:, :1]), **CLOSE)
-        if n == graphs.WARM_UP + 5:
+        if n == graphs.WARM_UP + 3:
             replayed.reset()
             eager.reset()
     assert len(replayed._graphs._graphs) == 2  # each kind meets one buffer here: two steps a round
@@ -270,31 +271,32 @@ def set_window(engine: Engine) -> None:
         cache.window = 4
 
 
-@pytest.mark.parametrize("change", [
-    replace_module, change_class, change_option, replace_parameters, replace_storage, change_in_place, set_window,
+@pytest.mark.parametrize(("change", "untie_r"), [
+    (replace_module, False), (change_class, False), (change_option, False), (replace_parameters, False),
+    (replace_parameters, True), (replace_storage, False), (change_in_place, False), (change_in_place, True),
+    (set_window, False),
 ])  # fmt: skip
-@pytest.mark.parametrize("untie_r", [True, False])
 def test_what_changes_after_the_capture_acts(
     change: Callable[[Engine], None], untie_r: bool, engines: list[Engine]
 ) -> None:
     """In the middle of a text: old keys remain, and so do graphs where values alone have
     changed."""
     replayed, eager = two_engines(engines, untie_r=untie_r)
-    read_both(replayed, eager, 12)
+    read_both(replayed, eager, 8)
     assert captured(replayed) == 2
     change(replayed)
     if change is set_window:
         change(eager)
     read_both(replayed, eager, 1)
     assert captured(replayed) == (2 if change is change_in_place else 0)
-    read_both(replayed, eager, 12)
+    read_both(replayed, eager, 8)
     assert captured(replayed) == 2
 
 
 def test_reset_computes_tables_of_parameters_that_no_version_tells_of(engines: list[Engine]) -> None:
     """Replayed updates, for example, change parameters without a version."""
     replayed, eager = two_engines(engines)
-    read_both(replayed, eager, 12)
+    read_both(replayed, eager, 8)
     for p in replayed.model.parameters():
         p.data.mul_(0.9)
     replayed.reset()
@@ -312,15 +314,15 @@ def test_training_mode_is_seen(engines: list[Engine]) -> None:
 
 def test_a_replaced_forward_acts(engines: list[Engine]) -> None:
     replayed, eager = two_engines(engines)
-    read_both(replayed, eager, 12)
+    read_both(replayed, eager, 8)
     replayed.model.layers[1].feed_forward.forward = lambda x: 2 * x
-    read_both(replayed, eager, 12)
+    read_both(replayed, eager, 8)
     assert captured(replayed) == 0
 
 
 def test_targets_of_another_shape_are_an_error(engines: list[Engine]) -> None:
     replayed, eager = two_engines(engines)
-    read_both(replayed, eager, 12)
+    read_both(replayed, eager, 8)
     for engine in (replayed, eager):
         with pytest.raises(ValueError, match="targets"):
             engine.nll(torch.randint(31, (2, 6)), torch.randint(31, (1, 6)))
@@ -330,7 +332,7 @@ def test_targets_of_another_shape_are_an_error(engines: list[Engine]) -> None:
 
 def test_an_interrupted_replay_is_an_error_until_reset(engines: list[Engine]) -> None:
     replayed, eager = two_engines(engines)
-    read_both(replayed, eager, 12)
+    read_both(replayed, eager, 8)
     (graph,) = (x for (_, turn), x in replayed._graphs._graphs.items() if turn == replayed.caches[0].turn)
     replay, tokens = graph.replay, torch.randint(31, (2, 6))
 
@@ -419,7 +421,7 @@ def test_settings_that_are_taken_back_cost_no_graph(
     calls, embed = [], TransformerXL.embed
     monkeypatch.setattr(TransformerXL, "embed", lambda self, x: calls.append(x.size(1)) or embed(self, x))
     replayed, eager = two_engines(engines)
-    read_both(replayed, eager, 12)
+    read_both(replayed, eager, 8)
     kept = dict(replayed._graphs._graphs)
     del calls[:]
     with context():
@@ -468,7 +470,7 @@ def test_a_model_that_is_changed_again_and_again_stays_eager(
 ) -> None:
     replayed, eager = two_engines(engines)
     for n in range(graphs.MAX_DROPS + 2):
-        read_both(replayed, eager, 12)
+        read_both(replayed, eager, 8)
         assert captured(replayed) == (2 if n <= graphs.MAX_DROPS else 0)
         replayed.model.layers[0].attention_norm.eps = float(n + 1)
     assert [x.getMessage() for x in caplog.records] == [

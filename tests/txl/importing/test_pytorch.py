@@ -156,11 +156,11 @@ def test_truncated_and_altered_files(form: str, kind: str, files: Path, tmp_path
     content, harmed = (files / kind / FILES[form]).read_bytes(), tmp_path / FILES[form]
     generator = torch.Generator().manual_seed(0)
     words = files / kind / "cache.pt"
-    for cut in range(0, len(content) - 1, max(len(content) // 40, 1)):
+    for cut in range(0, len(content) - 1, max(len(content) // 20, 1)):
         harmed.write_bytes(content[:cut])
         with pytest.raises(TxlError):
             convert(harmed, tmp_path / "ours.safetensors", words)
-    for _ in range(60):
+    for _ in range(30):
         altered = bytearray(content)
         for at in torch.randint(min(len(content), 20_000), (3,), generator=generator).tolist():
             altered[at] ^= 1 << (at % 8)
@@ -254,7 +254,7 @@ def test_hostile_pickles_of_the_older_format(name: str, tmp_path: Path) -> None:
 def test_unbounded_key_in_a_zip(tmp_path: Path) -> None:
     """Hashing it would end the process in torch's reader."""
     with zipfile.ZipFile(tmp_path / "vocab.bin", "w") as archive:
-        archive.writestr("a/data.pkl", b"\x80\x02}" + b")" + b"\x85" * 1_000_000 + b"K\x01s.")
+        archive.writestr("a/data.pkl", b"\x80\x02}" + b")" + b"\x85" * 300_000 + b"K\x01s.")
         archive.writestr("a/version", "3")
     with pytest.raises(TxlError, match="a key that is tuple"):
         pickles.load(tmp_path / "vocab.bin")

@@ -148,7 +148,7 @@ class WithExport(torch.nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.*is deprecated")
-@pytest.mark.parametrize("options", [{}, BINS | {"div_val": 2}, {"encoding": "shaw-released", "table_len": 5}])
+@pytest.mark.parametrize("options", [BINS | {"div_val": 2}, {"encoding": "shaw-released", "table_len": 5}])
 def test_jit_trace_of_a_model_with_exported_methods(options: dict[str, Any]) -> None:
     network, tokens = small_model(**options), torch.randint(31, (1, 6))
     with torch.no_grad():

@@ -216,37 +216,6 @@ def test_zero_states_are_no_context():
     assert np.array_equal(first, second)
 
 
-def test_what_is_before_a_context_does_not_matter():
-    layout, predict = Layout(len(TEXT), 40, 6, 4), NetworkLosses(as_language_model(small_model()))
-    before = measure(predict, TEXT, layout).copy()
-    n = 20
-    t = int(layout.positions()[n])
-    for c, context in enumerate(layout.lengths):
-        changed = TEXT.copy()
-        changed[: t - context] = (changed[: t - context] + 1) % 31
-        after = measure(predict, changed, layout)
-        assert after[c, n] == before[c, n]
-        assert c + 1 == layout.contexts or after[c + 1, n] != before[c + 1, n]
-
-
-def test_fewer_keys_than_context_still_reach_back_by_layers():
-    layout = Layout(len(TEXT), 10, 6, 4)
-    narrow, wide = (
-        measure(NetworkLosses(as_language_model(small_model(window=window))), TEXT, layout) for window in (6, None)
-    )
-    np.testing.assert_allclose(narrow[0], wide[0], rtol=1e-12)
-    assert not np.isclose(narrow[1], wide[1]).any()
-    assert not np.isclose(narrow[1], narrow[0]).any()  # two layers of 6 keys see 11 tokens
-
-
-def test_shares_of_hard_positions_are_harder():
-    layout, predict = Layout(len(TEXT), 40, 6, 4), NetworkLosses(as_language_model(small_model()))
-    values = measure(predict, TEXT, layout)
-    hard, all_of_them = (effective_context({"m": values}, layout.lengths, r)["m"].short[0] for r in (0.1, 1.0))
-    assert hard > all_of_them
-    assert all_of_them == pytest.approx(math.exp(values[0].mean()))
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

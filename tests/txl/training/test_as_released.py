@@ -19,16 +19,15 @@ from txl.training.segments import Batches
 from txl.training.update import Updater
 
 CPU = torch.device("cpu")
-UPDATES = 30
+UPDATES = 20
 
 
 @pytest.mark.parametrize(
     ("count", "options"),
     [
         (4 * 49, {"warmup": 0}),  # streams of 48 targets, whole segments
-        (4 * 53, {"warmup": 1}),
         (4 * 53, {"warmup": 2, "batch_chunk": 2}),
-        (4 * 53 + 1, {"warmup": 20, "min_lr_ratio": 0.1}),
+        (4 * 53 + 1, {"warmup": 12, "min_lr_ratio": 0.1}),
         (4 * 53 + 3, {"warmup": 50}),
     ],
 )

@@ -105,6 +105,7 @@ def test_auxiliary_losses_by_hand() -> None:
 @pytest.mark.parametrize("name", SYSTEMS | TRAINING)
 def test_training_learns_and_resumes_bit_for_bit(tmp_path: Path, corpus: Corpus, name: str) -> None:
     options: dict[str, object] = {"steps": 12, "save_every": 6, "eval_every": 6, "lr": 1e-2, "seed": 1}
+    options["eval_tokens"] = 128
     options |= TRAINING.get(name, {})
     model = SYSTEMS.get(name, {})
     straight = trainer(tmp_path / "straight", corpus, model=model, **options)

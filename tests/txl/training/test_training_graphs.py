@@ -3,6 +3,7 @@ test_training_device.py)."""
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -19,18 +20,23 @@ from txl import graphs
 from txl.errors import TxlError
 from txl.model import adaptive
 from txl.model.config import ModelConfig
+from txl.text import corpus as data
 from txl.text.corpus import Corpus
 from txl.training.config import TrainConfig
 from txl.training.trainer import Trainer
 from txl.training.update_graphs import IN_GRAPHS, NEEDS_DEFAULT, why_not_graphs
 from txl_kernels import checks
 
-# torch 2.6 does not tell whether hooks of saved tensors are active.
-TELLS_HOOKS = pytest.mark.skipif(
-    not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"), reason="torch 2.6"
-)
 HAS_MUON = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 2.9's optimizer")
 NO_DROPOUT = {"dropout": 0.0, "attn_dropout": 0.0}
+
+
+@pytest.fixture(scope="module")
+def corpus(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """A short text: an epoch of 16 streams has ten segments, the last one short."""
+    folder = tmp_path_factory.mktemp("short")
+    (folder / "text.txt").write_text(text.read_text()[:2700])
+    return data.prepare(folder / "text.txt", folder / "corpus")
 
 
 @pytest.fixture
@@ -47,6 +53,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Trainer]:
             found += [p.grad for p in run.model.parameters() if p.grad is not None]
         return found
 
+    monkeypatch.setattr(graphs, "WARM_UP", 2)  # updates, after two that fill the memory
     monkeypatch.setattr(graphs, "is_capturable", lambda device: True)
     monkeypatch.setattr(graphs, "capture", recorded(static))
     # Values that a GPU's calls do not read.
@@ -75,10 +82,10 @@ def test_updates_in_graphs_equal_eager_ones(
     """Parameters, moments, memory and random numbers over two epochs with dropout."""
     found = []
     for in_graphs in (True, False):
-        run = trainer(tmp_path / str(in_graphs), corpus, steps=40, batch=64, **options)
-        assert run.batches.streams.segments < 20
+        run = trainer(tmp_path / str(in_graphs), corpus, steps=20, batch=16, **options)
+        assert run.batches.streams.segments == 10
         runs[:] = [run]
-        found.append(advanced(run, 40, in_graphs))
+        found.append(advanced(run, 20, in_graphs))
     assert found[0].keys() == found[1].keys()
     assert [name for name in found[0] if not torch.equal(found[0][name], found[1][name])] == []
 
@@ -87,7 +94,7 @@ def test_resumed_run_may_change_to_graphs(
     tmp_path: Path, corpus: Corpus, runs: list[Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bits are the same in both directions."""
-    options = {"steps": 30, "batch": 64, "eval_every": 30, "save_every": 15, "eval_tokens": 64}
+    options = {"steps": 16, "batch": 16, "eval_every": 16, "save_every": 8, "eval_tokens": 64}
 
     def part(folder: Path, until: int, resume: bool, in_graphs: bool) -> None:
         with monkeypatch.context() as patched:
@@ -98,26 +105,26 @@ def test_resumed_run_may_change_to_graphs(
             run.advance(until - run.step)
             assert (run.updater.graphs is not None and run.updater.graphs._gradients is not None) == in_graphs
             patched.setenv("TXL_CUDA_GRAPHS", "off")  # of validation
-            run.save() if until < 30 else run._evaluate(None)
+            run.save() if until < 16 else run._evaluate(None)
             run.save()
         unlock(folder)
 
-    part(tmp_path / "straight", 30, False, False)
+    part(tmp_path / "straight", 16, False, False)
     for name, order in (("a", (False, True)), ("b", (True, False))):
-        part(tmp_path / name, 15, False, order[0])
-        part(tmp_path / name, 30, True, order[1])
+        part(tmp_path / name, 8, False, order[0])
+        part(tmp_path / name, 16, True, order[1])
         assert_same_run(tmp_path / "straight", tmp_path / name)
 
 
 def test_non_finite_loss_ends_a_run_in_graphs(tmp_path: Path, corpus: Corpus, runs: list[Trainer]) -> None:
-    run = trainer(tmp_path, corpus, batch=64, steps=30, eval_every=30)
+    run = trainer(tmp_path, corpus, steps=30, eval_every=30)
     runs.append(run)
-    run.advance(14)
+    run.advance(6)
     assert run.updater.graphs._gradients is not None
     with torch.no_grad():
         run.model.softmax.bias.fill_(torch.nan)
     before = {name: p.clone() for name, p in run.model.named_parameters()}
-    with pytest.raises(TxlError, match="the loss became nan at step 15"):
+    with pytest.raises(TxlError, match="the loss became nan at step 7"):
         run.advance(1)
     for name, p in run.model.named_parameters():
         torch.testing.assert_close(p, before[name], rtol=0, atol=0, equal_nan=True)
@@ -146,7 +153,7 @@ def test_every_option_is_known_to_graphs() -> None:
     assert not NEEDS_DEFAULT.keys() & IN_GRAPHS
 
 
-def two_runs(tmp_path: Path, corpus: Corpus, runs: list[Trainer], batch: int = 16) -> tuple[Trainer, Trainer]:
+def two_runs(tmp_path: Path, corpus: Corpus, runs: list[Trainer], batch: int = 4) -> tuple[Trainer, Trainer]:
     """Return a run in graphs and an eager one."""
     replayed, eager = (
         trainer(tmp_path / name, corpus, steps=90, batch=batch, eval_every=90, save_every=90, model=NO_DROPOUT)
@@ -197,58 +204,29 @@ def clip(run: Trainer) -> None:
     run.updater.config = dataclasses.replace(run.updater.config, clip=1e-6)
 
 
-def drop_more(run: Trainer) -> None:
-    for module in run.model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.5
-
-
-def set_window(run: Trainer) -> None:
-    for block in run.model.layers:
-        block.attention.window = 4
-
-
-def replace_module(run: Trainer) -> None:
-    run.model.layers[1].feed_forward[1] = torch.nn.Tanh()
-
-
-def replace_forward(run: Trainer) -> None:
-    run.model.layers[1].feed_forward.forward = lambda x: 2 * x
-
-
 @pytest.mark.parametrize("change", [
-    freeze, replace_storage, load_optimizer, set_option("betas", (0.0, 0.5)), set_option("eps", 1.0),
-    set_option("weight_decay", 0.5), clip, drop_more, set_window, replace_module,
+    freeze, replace_storage, load_optimizer, set_option("betas", (0.0, 0.5)), set_option("weight_decay", 0.5), clip,
 ])  # fmt: skip
 def test_what_changes_after_the_capture_acts(
     tmp_path: Path, corpus: Corpus, runs: list[Trainer], change: Callable[[Trainer], None]
 ) -> None:
     """The graphs are dropped, and captured again after the warm-up."""
     replayed, eager = two_runs(tmp_path, corpus, runs)
-    advance_both(replayed, eager, 14)
+    advance_both(replayed, eager, 6)
     assert is_captured(replayed)
     for run in (replayed, eager):
         change(run)
     advance_both(replayed, eager, 1)
     assert not is_captured(replayed)
-    advance_both(replayed, eager, 12)
+    advance_both(replayed, eager, 4)
     assert is_captured(replayed)
-
-
-def test_a_replaced_forward_ends_graphs(tmp_path: Path, corpus: Corpus, runs: list[Trainer]) -> None:
-    replayed, eager = two_runs(tmp_path, corpus, runs)
-    advance_both(replayed, eager, 14)
-    for run in (replayed, eager):
-        replace_forward(run)
-    advance_both(replayed, eager, 12)
-    assert not is_captured(replayed)
 
 
 def test_hooks_of_the_optimizer_are_called(tmp_path: Path, corpus: Corpus, runs: list[Trainer]) -> None:
     """Both its own and those of all optimizers; the graphs stay for the updates after their
     removal."""
     replayed, eager = two_runs(tmp_path, corpus, runs)
-    advance_both(replayed, eager, 14)
+    advance_both(replayed, eager, 6)
     calls: list[object] = []
     for register in (
         replayed.updater.optimizers[0].register_step_pre_hook, replayed.updater.optimizers[0].register_step_post_hook,
@@ -267,12 +245,12 @@ def test_hooks_of_the_optimizer_are_called(tmp_path: Path, corpus: Corpus, runs:
 def test_a_replaced_step_of_the_optimizer_is_called(tmp_path: Path, corpus: Corpus, runs: list[Trainer]) -> None:
     """torch's schedulers replace it on the instance."""
     replayed, eager = two_runs(tmp_path, corpus, runs)
-    advance_both(replayed, eager, 14)
+    advance_both(replayed, eager, 6)
     (optimizer,) = replayed.updater.optimizers
     step, calls = optimizer.step, []
     optimizer.step = lambda: calls.append(optimizer) or step()
-    advance_both(replayed, eager, 12)
-    assert len(calls) == 12
+    advance_both(replayed, eager, 4)
+    assert len(calls) == 4
     assert not is_captured(replayed)
 
 
@@ -292,27 +270,24 @@ def test_gradients_that_are_left_are_added_to(tmp_path: Path, corpus: Corpus, ru
     """Before the capture, and after it."""
     replayed, eager = two_runs(tmp_path, corpus, runs)
     for _ in range(3):
-        advance_both(replayed, eager, 7)
+        advance_both(replayed, eager, 3)
         for run in (replayed, eager):
             for p in run.model.parameters():
                 p.grad = torch.full_like(p, 1e-3)
-    advance_both(replayed, eager, 4)
+    advance_both(replayed, eager, 2)
     assert is_captured(replayed)
 
 
-@pytest.mark.parametrize("context", [
-    lambda: torch.autograd.set_detect_anomaly(True),
-    pytest.param(lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x), marks=TELLS_HOOKS),
-    lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-], ids=["anomaly", "saved tensors", "autocast"])  # fmt: skip
 def test_what_acts_on_operations_of_python_runs_without_graphs(
-    tmp_path: Path, corpus: Corpus, runs: list[Trainer], context: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, corpus: Corpus, runs: list[Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Anomaly detection and others: test_engine_graphs.py."""
+    context = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
     replayed, eager = two_runs(tmp_path, corpus, runs)
     with context():
-        advance_both(replayed, eager, 12)
+        advance_both(replayed, eager, 6)
     assert not is_captured(replayed)
-    advance_both(replayed, eager, 12)
+    advance_both(replayed, eager, 4)
     graph, calls = replayed.updater.graphs._gradients, []
     assert graph is not None
     loss = type(replayed.updater).loss
@@ -342,7 +317,7 @@ def test_after_a_failed_capture_updates_go_on(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(graphs, "capture", fails)
-    advance_both(replayed, eager, 16)
+    advance_both(replayed, eager, 6)
     assert not is_captured(replayed)
     assert len(captures) == failing
     assert [x.getMessage() for x in caplog.records if "goes on without" in x.getMessage()] == [
@@ -353,7 +328,7 @@ def test_after_a_failed_capture_updates_go_on(
 def test_an_update_that_raised_leaves_no_gradients(tmp_path: Path, corpus: Corpus, runs: list[Trainer]) -> None:
     """Neither in graphs nor without, so the next one is that of the repaired parameters."""
     replayed, eager = two_runs(tmp_path, corpus, runs)
-    for updates in (5, 9):  # before the capture, and after it
+    for updates in (3, 4):  # before the capture, and after it
         advance_both(replayed, eager, updates)
         for run in (replayed, eager):
             bias = run.model.softmax.bias
@@ -372,7 +347,7 @@ def test_a_run_that_is_changed_again_and_again_stays_eager(
 ) -> None:
     replayed, eager = two_runs(tmp_path, corpus, runs)
     for n in range(graphs.MAX_DROPS + 2):
-        advance_both(replayed, eager, 12)
+        advance_both(replayed, eager, 6)
         assert is_captured(replayed) == (n <= graphs.MAX_DROPS)
         for run in (replayed, eager):
             set_option("eps", 1e-8 * (n + 2))(run)
@@ -386,7 +361,7 @@ def test_graphs_are_dropped_where_memory_is_short(
 ) -> None:
     """At an epoch's eager updates, and captured again, as often as there are epochs."""
     monkeypatch.setattr(graphs, "is_short_of_memory", lambda device, nbytes: True)
-    replayed, eager = two_runs(tmp_path, corpus, runs, batch=64)
+    replayed, eager = two_runs(tmp_path, corpus, runs, batch=16)
     states = []
     for _ in range((graphs.MAX_DROPS + 1) * replayed.batches.streams.segments):
         advance_both(replayed, eager, 1)

@@ -18,7 +18,7 @@ from processes import run_python
 
 from txl_kernels.backends import BACKENDS, KERNELS, available_backends, cpu, native_modules, route
 from txl_kernels.backends.source_hash import source_hash
-from txl_kernels.call import BOUNDS, INPUTS, SETTINGS, TENSORS, Call, inputs_of, settings_of, tensors_of
+from txl_kernels.call import Call
 
 CPU = torch.device("cpu")
 # What a module without torch's C functions has.
@@ -37,15 +37,6 @@ def test_reasons_of_refusals(name: str) -> None:
     if limits.dtypes:
         assert "not float64" in str(backend.why_not_tensors(CPU, torch.float64))
         assert torch.float64 not in limits.dtypes
-
-
-def test_groups_of_fields_are_all_fields() -> None:
-    assert (*TENSORS, *SETTINGS) == Call._fields
-    assert (*INPUTS, *BOUNDS, "seed") == TENSORS
-    call = as_fields(make_inputs(Case(dropout_p=0.1, intervals="random"), torch.float32))
-    assert tuple(getattr(call, name) for name in INPUTS) == inputs_of(call)
-    assert tuple(getattr(call, name) for name in SETTINGS) == settings_of(call)
-    assert len(inputs_of(call)) + len(BOUNDS) + 1 == len(tensors_of(call))
 
 
 def _module(**values: object) -> Callable[[str, Path], SimpleNamespace]:

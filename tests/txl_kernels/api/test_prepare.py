@@ -220,7 +220,7 @@ def test_lengths_that_are_wrong_raise_after_right_ones_as_before() -> None:
     """A stored preparation, which does not hold the memory's length, lets no wrong length pass."""
     generator = random.Random(0)
     errors = 0
-    for _ in range(300):
+    for _ in range(100):
         length, memory_len, rows = generator.randint(1, 4), generator.randint(0, 9), generator.randint(6, 14)
         settings: dict[str, Any] = generator.choice([
             {}, {"window": generator.randint(1, 12)}, {"causal": False, "zero_row": generator.randint(0, 5)},
@@ -247,4 +247,4 @@ def test_lengths_that_are_wrong_raise_after_right_ones_as_before() -> None:
         warm = [attempt(*pair) for pair in (*lengths, *lengths)]
         assert warm == cold * 2
         errors += sum("torch.Size" not in text for text in cold)
-    assert errors > 500
+    assert errors > 150

@@ -40,12 +40,6 @@ def test_gradient_of_lse_alone(backend: str) -> None:
         require_close(inputs[name].grad, exact[name].grad, f"gradient of {name}")
 
 
-def test_memory_none_equals_empty_memory(backend: str) -> None:
-    inputs = make_inputs(Case(M=0), DTYPES[backend])
-    call = as_call(inputs) | {"backend": backend}
-    assert torch.equal(rel_attention(**call), rel_attention(**call | {"memory": None}))
-
-
 @pytest.mark.parametrize("length", [5, 2])
 def test_no_heads(length: int, backend: str) -> None:
     q, k, v = (torch.randn(2, 0, length, 8, dtype=DTYPES[backend], requires_grad=True) for _ in range(3))

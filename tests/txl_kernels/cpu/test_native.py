@@ -1,5 +1,6 @@
 """The C++ backend: every instruction set, threads, determinism, fork, concurrent calls."""
 
+import contextlib
 import multiprocessing
 import os
 import threading
@@ -20,11 +21,22 @@ ISAS = cpu.native.module.isas(True)
 CASE = TILES[0]
 
 
+@contextlib.contextmanager
+def forced(isa: str) -> Iterator[None]:
+    """A context of one instruction set, which an error names."""
+    cpu.native.module.force_isa(isa)
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{isa}: {error}") from error
+    finally:
+        cpu.native.module.force_isa("")
+
+
 @pytest.fixture(params=ISAS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    cpu.native.module.force_isa(request.param)
-    yield request.param
-    cpu.native.module.force_isa("")
+    with forced(request.param):
+        yield request.param
 
 
 def run(case: Case = CASE, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -42,14 +54,16 @@ def threads() -> Iterator[None]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("case", TILES, ids=str)
-def test_every_isa_matches_the_reference(isa: str, case: Case, dtype: torch.dtype) -> None:
-    assert cpu.native.module.isa() == isa
-    matches_the_reference(case, dtype, "native", minimum=0.0)
+def test_every_isa_matches_the_reference(case: Case, dtype: torch.dtype) -> None:
+    for isa in ISAS:
+        with forced(isa):
+            assert cpu.native.module.isa() == isa
+            matches_the_reference(case, dtype, "native", minimum=0.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("queries", range(5, 18))
-def test_every_isa_with_any_number_of_queries(isa: str, queries: int, dtype: torch.dtype) -> None:
+def test_every_isa_with_any_number_of_queries(queries: int, dtype: torch.dtype) -> None:
     """The last strip of queries and the last panel of keys are not full."""
     for case in (
         Case(B=1, H=1, L=queries, M=0, D=9),
@@ -57,7 +71,9 @@ def test_every_isa_with_any_number_of_queries(isa: str, queries: int, dtype: tor
         Case(B=1, H=4, Hkv=2, L=queries, M=29, D=33, Dv=20, Dp=5, T=9, outside="zero", r_bias="H T"),
         Case(B=2, H=1, L=queries + 40, M=7, D=16, causal=False, window=(6, 3), dropout_p=0.2),
     ):
-        matches_the_reference(case, dtype, "native", minimum=0.0)
+        for name in ISAS:
+            with forced(name):
+                matches_the_reference(case, dtype, "native", minimum=0.0)
 
 
 def test_instruction_sets_of_this_processor() -> None:
