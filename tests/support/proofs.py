@@ -47,7 +47,9 @@ EXECUTOR = "tools/ptx/instructions"  # imported by name; it imports the others o
 ALL_CUDA = (
     EXECUTOR, "csrc/cuda/*.*", "csrc/python", f"{CUDA}*.h", f"{CUDA}ptx_launch", "txl_kernels/backends/cuda.py"
 )  # fmt: skip
-PACKAGE = ("txl_kernels/*.py", "txl_kernels/backends/*.py")  # what calls the compiled modules
+# The way of a call to the compiled modules; layers, caches and tables are above it.
+CALLS = ("call", "checks", "composed", "functional", "operators", "prepare", "seed", "torch_state", "backends/*")
+CALLERS = tuple(f"txl_kernels/{x}.py" for x in CALLS)
 CPU = ("csrc/*.h", "csrc/include", "csrc/cpu", "csrc/python")
 BUILD = ("CMakeLists.txt", "setup.py", "pyproject.toml", "txl_kernels/backends/source_hash.py")
 ON_CPU = "tests/txl_kernels/cpu/"
@@ -87,21 +89,21 @@ FAMILIES = {
     # In an emulation of CUDA, on an emulated Arm processor and under ThreadSanitizer.
     "emulation": Family(
         (f"{CUDA}test_values.py", f"{CUDA}test_hopper.py"),
-        (*ALL_CUDA[1:], "csrc/*.h", "csrc/cuda/decode", "csrc/cuda/hopper", f"{CUDA}driver.cpp", *PACKAGE),
+        (*ALL_CUDA[1:], "csrc/*.h", "csrc/cuda/decode", "csrc/cuda/hopper", f"{CUDA}driver.cpp", *CALLERS),
         "c++",
     ),
-    "drivers": Family((f"{ON_CPU}test_driver.py",), (*CPU, f"{ON_CPU}*.cpp", *PACKAGE), "c++"),
+    "drivers": Family((f"{ON_CPU}test_driver.py",), (*CPU, f"{ON_CPU}*.cpp", *CALLERS), "c++"),
     # Without tests of their own.
     "sanitizers": Family(
         (),
-        (*CPU, *PACKAGE, *BUILD, *SANITIZED, f"{ON_CPU}program.c", ".ci/sanitize"),
+        (*CPU, *CALLERS, *BUILD, *SANITIZED, f"{ON_CPU}program.c", ".ci/sanitize"),
         "c++",
     ),
     "wheel": Family(
         (),
         (
             "csrc",
-            *PACKAGE,
+            *CALLERS,
             *BUILD,
             "MANIFEST.in",
             "requirements*.txt",
