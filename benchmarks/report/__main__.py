@@ -1,4 +1,4 @@
-"""Turns the records in benchmarks/results/ into REPORT.md, its plots, and the documents' figures.
+"""Turns the records in benchmarks/results/ into REPORT.md, and the documents' figures and plots.
 
     make report, or PYTHONPATH=benchmarks python -m report [--check]
 

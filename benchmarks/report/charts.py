@@ -1,4 +1,4 @@
-"""The report's plots: speed against length, shares of the machine's limit, memory, and Table 9."""
+"""The plots of docs/speed.md: speed against length, Table 9, decode, and memory."""
 
 import io
 import math
@@ -19,12 +19,11 @@ Style = dict[str, Any]
 
 
 class Plot(NamedTuple):
-    """A plot of a group of comparisons, or of one of its directions. It calls draw(device's
+    """A plot of a group of comparisons, or of one of its directions. It calls draw(a device's
     comparisons whose rows have `key`, key, *words) and gets a figure."""
 
     group: str
     direction: str | None
-    name: str
     draw: Callable[..., Any]
     key: str
     words: tuple[str, ...] = ()
@@ -34,33 +33,35 @@ class Plot(NamedTuple):
         found = device.group(self.group, self.direction)
         return [measured for measured in found if any(self.key in row for row in measured.rows.values())]
 
-    def file(self, device: Device) -> str:
-        return f"{re.sub(r'[^a-z0-9]+', '-', device.name.lower()).strip('-')}-{self.name}.png"
+
+def _drawn(devices: list[Device]) -> dict[str, Device]:
+    """Return the first device with figures for each plot that any has figures for."""
+    found = {name: next((x for x in devices if plot.of(x)), None) for name, plot in _PLOTS.items()}
+    return {name: device for name, device in found.items() if device is not None}
 
 
-def names(device: Device) -> dict[str, list[str]]:
-    """Return file names by group, for the plots that this device has figures for."""
-    found: dict[str, list[str]] = {}
-    for plot in _PLOTS:
-        if plot.of(device):
-            found.setdefault(plot.group, []).append(plot.file(device))
-    return found
+def _file(name: str, device: Device) -> str:
+    return f"{re.sub(r'[^a-z0-9]+', '-', device.name.lower()).strip('-')}-{name}.png"
 
 
-def draw(device: Device) -> dict[str, bytes]:
+def files(devices: list[Device]) -> dict[str, str]:
+    """Return file names by the names of plots, of the first device with figures for a plot."""
+    return {name: _file(name, device) for name, device in _drawn(devices).items()}
+
+
+def draw(devices: list[Device]) -> dict[str, bytes]:
     """Return the contents of these files. The same figures and matplotlib version give the same
     bytes on a processor with the same vector instructions."""
     found = {}
-    for plot in _PLOTS:
-        measured = plot.of(device)
-        if measured:
-            figure = plot.draw(measured, plot.key, *plot.words)
-            (axes,) = figure.axes
-            figure.suptitle(f"{axes.get_title()}\n{device.name}", fontsize=10)  # two lines, because both names are long
-            axes.set_title("")
-            png = io.BytesIO()
-            figure.savefig(png, dpi=110, metadata={"Software": None})
-            found[plot.file(device)] = png.getvalue()
+    for name, device in _drawn(devices).items():
+        plot = _PLOTS[name]
+        figure = plot.draw(plot.of(device), plot.key, *plot.words)
+        (axes,) = figure.axes
+        figure.suptitle(f"{axes.get_title()}\n{device.name}", fontsize=10)  # two lines, because both names are long
+        axes.set_title("")
+        png = io.BytesIO()
+        figure.savefig(png, dpi=110, metadata={"Software": None})
+        found[_file(name, device)] = png.getvalue()
     return found
 
 
@@ -222,15 +223,14 @@ def _label_ends(axes: Any, lines: Lines, colors: dict[str, str]) -> None:
         text.set_in_layout(True)
 
 
-_BOTH, _OPERATIONS, _PEAK, _MS = "forward+backward", "share_of_operations", "peak FLOP/s", "milliseconds"
-_MEMORY = ("Peak memory, forward + backward", "MiB beyond the inputs")
-_DECODE = ("Decode: bytes that must be read", "the bandwidth of a plain read")
-_PLOTS = (
-    Plot("attention", "forward", "share-forward", _shares, _OPERATIONS, ("Attention, forward", _PEAK)),
-    Plot("attention", _BOTH, "share-backward", _shares, _OPERATIONS, ("Attention, forward + backward", _PEAK)),
-    Plot("decode", None, "share-decode", _shares, "share_of_bytes", _DECODE),
-    Plot(LENGTH, "forward", "length-forward", _against_length, "median_ms", ("Attention, forward", _MS)),
-    Plot(LENGTH, _BOTH, "length-backward", _against_length, "median_ms", ("Attention, forward + backward", _MS)),
-    Plot("peak memory", _BOTH, "memory", _against_length, "peak_mib", _MEMORY),
-    Plot("evaluation speed", None, "table-9", _table_9, "median_ms"),
-)
+_PLOTS = {
+    "length-forward": Plot(LENGTH, "forward", _against_length, "median_ms", ("Attention, forward", "milliseconds")),
+    "table-9": Plot("evaluation speed", None, _table_9, "median_ms"),
+    "share-decode": Plot(
+        "decode", None, _shares, "share_of_bytes", ("Decode: bytes that must be read", "the bandwidth of a plain read")
+    ),
+    "memory": Plot(
+        "peak memory", "forward+backward", _against_length, "peak_mib",
+        ("Peak memory, forward + backward", "MiB beyond the inputs"),
+    ),
+}  # fmt: skip

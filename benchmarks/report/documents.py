@@ -11,7 +11,6 @@ from report.tables import LIBRARIES, PAIRS, evaluation, in_full, pairs, prose, s
 HERE = Path(__file__).parents[1]
 README, DOCS = HERE.parent / "README.md", HERE.parent / "docs"
 REPORT, PLOTS = HERE / "REPORT.md", DOCS / "pictures" / "plots"
-PLOTS_FROM_REPORT = "../docs/pictures/plots"
 SPEED, ACCELERATE = DOCS / "speed.md", DOCS / "how-to" / "accelerate.md"
 BEGIN, END = "<!-- figures: written by `make report` -->", "<!-- end of figures -->"
 INTRODUCTION = """# Benchmarks
@@ -66,8 +65,7 @@ def _joined(lines: list[str]) -> str:
 def write(devices: list[Device]) -> list[Path]:
     """Write the documents and plots whose content has changed; return their paths."""
     wanted = {path: text.encode() for path, text in texts(devices).items()}
-    for device in devices:
-        wanted |= {PLOTS / name: png for name, png in charts.draw(device).items()}
+    wanted |= {PLOTS / name: png for name, png in charts.draw(devices).items()}
     changed = [path for path, data in wanted.items() if not path.exists() or path.read_bytes() != data]
     for path in changed:
         path.parent.mkdir(exist_ok=True)
@@ -76,14 +74,13 @@ def write(devices: list[Device]) -> list[Path]:
 
 
 def section(device: Device) -> list[str]:
-    """Format all measurements of one machine, with its plots."""
-    lines, pictures = ["", f"## {device.name}", "", *prose(device.note)], charts.names(device)
+    """Format all measurements of one machine."""
+    lines = ["", f"## {device.name}", "", *prose(device.note)]
     for group in dict.fromkeys(measured.group for measured in device.comparisons):
         found = device.group(group)
         lines += ["", f"### {group[0].upper()}{group[1:]}", "", *prose(f"{sources(found)} where nothing else is said.")]
         lines += speed_ups(found) if group == "evaluation speed" else []
         lines += pairs(found) if group in PAIRS else in_full(found)
-        lines += [f"\n![{group}]({PLOTS_FROM_REPORT}/{name})" for name in pictures.get(group, [])]
     return lines
 
 

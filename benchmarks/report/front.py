@@ -40,12 +40,10 @@ def in_short(devices: list[Device]) -> list[str]:
         ("Peak memory", "memory"): front_memory(devices),
         ("Layers of other libraries", None): libraries(devices),
     }
-    lines = []
+    lines, files = [], charts.files(devices)
     for (title, plot), table in parts.items():
         lines += ["", f"## {title}", ""]
-        files = [file for device in devices for files in charts.names(device).values() for file in files]
-        file = next((file for file in files if plot is not None and file.endswith(f"-{plot}.png")), None)
-        lines += [f"![{title}]({PLOTS_FROM_SPEED}/{file})"] if file else []
+        lines += [f"![{title}]({PLOTS_FROM_SPEED}/{files[plot]})"] if plot in files else []
         lines += table
     return lines
 

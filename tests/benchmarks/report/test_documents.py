@@ -50,11 +50,6 @@ def test_report(folder: Path, elsewhere: Path) -> None:
         "2026-02-02, commit def",
     ):
         assert line in text
-    pictures = [line.split("plots/")[1].rstrip(")") for line in text.splitlines() if line.startswith("![")]
-    assert sorted(pictures) == sorted(path.name for path in (elsewhere / "plots").iterdir())
-    assert not any("share-backward" in name for name in pictures)  # all of it was disturbed
-    for name in pictures:
-        assert (elsewhere / "plots" / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_page_on_speed_has_a_heading_for_each_machine_and_group(folder: Path, elsewhere: Path) -> None:
@@ -71,8 +66,10 @@ def test_page_on_speed_has_a_heading_for_each_machine_and_group(folder: Path, el
     ):
         assert f"\n{line}\n" in text, line
     pictures = [line.split("plots/")[1].rstrip(")") for line in text.splitlines() if line.startswith("![")]
+    assert sorted(pictures) == sorted(path.name for path in (elsewhere / "plots").iterdir())
     assert pictures
-    assert {*pictures} <= {path.name for path in (elsewhere / "plots").iterdir()}
+    for name in pictures:
+        assert (elsewhere / "plots" / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_unchanged_files_are_not_written(folder: Path, elsewhere: Path) -> None:
@@ -100,7 +97,7 @@ def test_plots_agree_with_the_published_records() -> None:
     processor with other vector instructions may round smoothed edges otherwise (AVX2 and AVX-512:
     by 1 of 255 in 14 pixels)."""
     listed = subprocess.run(["git", "ls-files", "."], capture_output=True, text=True, cwd=PLOTS, check=True)
-    drawn = {name: png for device in load(published()) for name, png in charts.draw(device).items()}
+    drawn = charts.draw(load(published()))
     assert drawn.keys() == set(listed.stdout.split())
     if f"matplotlib=={matplotlib.__version__}\n" in (README.parent / "requirements.txt").read_text():
         for name, png in drawn.items():
