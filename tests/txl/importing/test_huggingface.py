@@ -76,6 +76,30 @@ def test_logits(name: str, safe: bool, tmp_path: Path) -> None:
             mems = want.mems
 
 
+@pytest.mark.parametrize("name", OPTIONS)
+def test_gradients(name: str, tmp_path: Path) -> None:
+    """Of all parameters, with a memory. Theirs are imported as if they were weights."""
+    theirs, loaded = transfo_xl(**OPTIONS[name]), []
+    first, second = torch.randint(VOCAB, (2, 2, 9))
+    mems, weight = theirs(first).mems, torch.randn(2, 9, VOCAB)
+    (theirs(second, mems=mems).prediction_scores * weight).sum().backward()
+    for part in ("weights", "gradients"):
+        if part == "gradients":
+            for p in theirs.parameters():
+                p.data = torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        theirs.save_pretrained(tmp_path / part)
+        vocabulary(tmp_path / part)
+        convert(tmp_path / part, tmp_path / f"{part}.safetensors")
+        loaded.append(txl.load(tmp_path / f"{part}.safetensors").model)
+    ours, want = loaded
+    logits, _ = ours(second, ours(first)[1])
+    (logits.log_softmax(-1) * weight).sum().backward()
+    for name, p in want.named_parameters():
+        grad = ours.get_parameter(name).grad
+        assert grad is not None, name
+        torch.testing.assert_close(grad, p.detach(), rtol=1e-4, atol=2e-4, msg=name)
+
+
 OTHER_NAMES = {"vocab_size": "n_token", "d_model": "hidden_size", "n_head": "num_attention_heads",
                "n_layer": "num_hidden_layers"}  # fmt: skip
 

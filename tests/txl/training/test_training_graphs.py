@@ -3,7 +3,6 @@ test_training_device.py)."""
 
 import copy
 import dataclasses
-import functools
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -27,6 +26,10 @@ from txl.training.trainer import Trainer
 from txl.training.update_graphs import IN_GRAPHS, NEEDS_DEFAULT, why_not_graphs
 from txl_kernels import checks
 
+# torch 2.6 does not tell whether hooks of saved tensors are active.
+TELLS_HOOKS = pytest.mark.skipif(
+    not hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks"), reason="torch 2.6"
+)
 HAS_MUON = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch 2.9's optimizer")
 NO_DROPOUT = {"dropout": 0.0, "attn_dropout": 0.0}
 
@@ -204,8 +207,28 @@ def clip(run: Trainer) -> None:
     run.updater.config = dataclasses.replace(run.updater.config, clip=1e-6)
 
 
+def drop_more(run: Trainer) -> None:
+    for module in run.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+
+
+def set_window(run: Trainer) -> None:
+    for block in run.model.layers:
+        block.attention.window = 4
+
+
+def replace_module(run: Trainer) -> None:
+    run.model.layers[1].feed_forward[1] = torch.nn.Tanh()
+
+
+def replace_forward(run: Trainer) -> None:
+    run.model.layers[1].feed_forward.forward = lambda x: 2 * x
+
+
 @pytest.mark.parametrize("change", [
-    freeze, replace_storage, load_optimizer, set_option("betas", (0.0, 0.5)), set_option("weight_decay", 0.5), clip,
+    freeze, replace_storage, load_optimizer, set_option("betas", (0.0, 0.5)), set_option("eps", 1.0),
+    set_option("weight_decay", 0.5), clip, drop_more, set_window, replace_module,
 ])  # fmt: skip
 def test_what_changes_after_the_capture_acts(
     tmp_path: Path, corpus: Corpus, runs: list[Trainer], change: Callable[[Trainer], None]
@@ -220,6 +243,15 @@ def test_what_changes_after_the_capture_acts(
     assert not is_captured(replayed)
     advance_both(replayed, eager, 4)
     assert is_captured(replayed)
+
+
+def test_a_replaced_forward_ends_graphs(tmp_path: Path, corpus: Corpus, runs: list[Trainer]) -> None:
+    replayed, eager = two_runs(tmp_path, corpus, runs)
+    advance_both(replayed, eager, 6)
+    for run in (replayed, eager):
+        replace_forward(run)
+    advance_both(replayed, eager, 4)
+    assert not is_captured(replayed)
 
 
 def test_hooks_of_the_optimizer_are_called(tmp_path: Path, corpus: Corpus, runs: list[Trainer]) -> None:
@@ -278,11 +310,14 @@ def test_gradients_that_are_left_are_added_to(tmp_path: Path, corpus: Corpus, ru
     assert is_captured(replayed)
 
 
+@pytest.mark.parametrize("context", [
+    lambda: torch.autograd.set_detect_anomaly(True),
+    pytest.param(lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x), marks=TELLS_HOOKS),
+    lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+], ids=["anomaly", "saved tensors", "autocast"])  # fmt: skip
 def test_what_acts_on_operations_of_python_runs_without_graphs(
-    tmp_path: Path, corpus: Corpus, runs: list[Trainer], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, corpus: Corpus, runs: list[Trainer], context: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Anomaly detection and others: test_engine_graphs.py."""
-    context = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
     replayed, eager = two_runs(tmp_path, corpus, runs)
     with context():
         advance_both(replayed, eager, 6)
