@@ -282,8 +282,9 @@ def _wavlm(
         encoder.layer_norm = encoder.layers[0].final_layer_norm = encoder.layers[0].feed_forward = nn.Identity()
     mask = None if seen is None else real
 
-    # It changes its input in place.
-    call = lambda f, x: f(x.clone(), attention_mask=mask).last_hidden_state  # noqa: E731
+    def call(f: nn.Module, x: Tensor) -> Tensor:
+        return f(x.clone(), attention_mask=mask).last_hidden_state  # it changes its input in place
+
     return PeerCase(encoder, call, x, _alive(seen, real))
 
 
@@ -354,7 +355,9 @@ def _mpt(s: Sizes, seen: Tensor | None, real: Tensor, x: Tensor, dropout: float)
         block.attn.attn_dropout_p = dropout
     mask = None if seen is None else real if seen.size(1) == 1 else (seen.expand(-1, s.T, -1).tril()).unsqueeze(1)
 
-    call = lambda f, x: f(inputs_embeds=x, attention_mask=mask, use_cache=False).last_hidden_state  # noqa: E731
+    def call(f: nn.Module, x: Tensor) -> Tensor:
+        return f(inputs_embeds=x, attention_mask=mask, use_cache=False).last_hidden_state
+
     return PeerCase(model, call, x, real.int().cumsum(1) > 0)
 
 
@@ -382,7 +385,9 @@ def _t5(name: str, decoder: bool, model: str = "", **fixed: Any) -> Callable[...
             full = _square(seen, s)
             mask = real if seen.size(1) == 1 else full.unsqueeze(1)
 
-        call = lambda f, x: f(inputs_embeds=x, attention_mask=mask).last_hidden_state  # noqa: E731
+        def call(f: nn.Module, x: Tensor) -> Tensor:
+            return f(inputs_embeds=x, attention_mask=mask).last_hidden_state
+
         alive = _alive(seen, real)
         if decoder and seen is not None and seen.size(1) == 1:
             alive = real.int().cumsum(1) > 0
@@ -585,7 +590,9 @@ def _zipformer(package: Callable[[], Any]) -> Callable[..., PeerCase]:
         if hidden is not None and hidden.size(0) > 1:  # its own masks are the same for all rows
             hidden = hidden[0] if torch.equal(hidden, hidden[:1].expand_as(hidden)) else hidden
 
-        call = lambda f, x: f(x, encodings.to(x.dtype), padding, hidden)  # noqa: E731
+        def call(f: nn.Module, x: Tensor) -> Tensor:
+            return f(x, encodings.to(x.dtype), padding, hidden)
+
         return PeerCase(module, call, x.transpose(0, 1).contiguous(), torch.ones(s.T, s.B) > 0)
 
     return maker

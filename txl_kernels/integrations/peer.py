@@ -285,6 +285,10 @@ def additive(seen: Tensor) -> Tensor:
 Check = Callable[[nn.Module, Sequence[nn.Module]], str | None]
 
 
+def _no_reason(module: nn.Module, ancestors: Sequence[nn.Module]) -> str | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Peer:
     """An attention class of another library, and its adapter.
@@ -311,8 +315,8 @@ class Peer:
     adapter: type[Accelerated]
     distribution: str
     hashes: Mapping[str, str] = field(default_factory=dict)
-    why_not_module: Check = lambda module, ancestors: None
-    why_nothing_to_do: Check = lambda module, ancestors: None
+    why_not_module: Check = _no_reason
+    why_nothing_to_do: Check = _no_reason
     applies_window: bool = False
 
     def original(self) -> Any:

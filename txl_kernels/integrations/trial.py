@@ -154,9 +154,10 @@ def _compared(module: nn.Module, peer: Peer, settings: dict[str, Any], large: in
     for case in passes(single, short, other, long, adapter.mask_forms(slow)):
         if (case.autocast and asked) or (case.as_configured and "training" in compared):
             continue  # under autocast, code for CUDA may need other dtypes
-        for module_copy in (slow, fast) if case.as_configured else ():
-            for (owner, name), (own, _) in zip(_dropouts_of(module), _dropouts_of(module_copy), strict=True):
-                own[name] = owner[name]
+        if case.as_configured:
+            for module_copy in (slow, fast):
+                for (owner, name), (own, _) in zip(_dropouts_of(module), _dropouts_of(module_copy), strict=True):
+                    own[name] = owner[name]
         inputs = RandomInputs(case.frames, case.form, case.batch, case.gradients)
         sample = adapter.sample(slow, inputs, case.seen)
         if sample is None:

@@ -51,16 +51,11 @@ class Buckets(Accelerated):
         are, or None."""
         why = why_not_interface(self, kwargs) or self.why_not_kernel(x, self.dropout_now())
         at = kwargs.get("cache_position")
-        message = "cache_position must have positions that follow one another"
         if why is None and others is not None:
             why = "cross-attention"
         elif why is None and getattr(self, "pruned_heads", None):
             why = "pruned heads"
-        elif (
-            why is None
-            and at is not None
-            and not memoized("positions", at, "t5", lambda: condition_met((at.diff() == 1).all(), message))
-        ):
+        elif why is None and at is not None and not memoized("positions", at, "t5", lambda: _in_a_row(at)):
             why = "positions that do not follow one another"
         if why is None and self.implementation() not in ("eager", "sdpa"):
             why = f"an attention implementation that masks otherwise, {self.implementation()!r}"
@@ -283,6 +278,11 @@ class LongT5Local(SharesBias):
 def _first(*values: Any) -> Any:
     """Return the first value that is not None: of the names that a cache has in releases."""
     return next((x for x in values if x is not None), None)
+
+
+def _in_a_row(positions: Tensor) -> bool:
+    message = "cache_position must have positions that follow one another"
+    return condition_met((positions.diff() == 1).all(), message)
 
 
 def _biases(module: Any, distances: Tensor) -> Tensor:
