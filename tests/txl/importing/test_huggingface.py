@@ -78,7 +78,7 @@ def test_logits(name: str, safe: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gradients(name: str, tmp_path: Path) -> None:
-    """Of all parameters, with a memory. Theirs are imported as if they were weights."""
+    """All parameters' gradients, with a memory. Theirs are imported as if they were weights."""
     theirs, loaded = transfo_xl(**OPTIONS[name]), []
     first, second = torch.randint(VOCAB, (2, 2, 9))
     mems, weight = theirs(first).mems, torch.randn(2, 9, VOCAB)
@@ -94,10 +94,10 @@ def test_gradients(name: str, tmp_path: Path) -> None:
     ours, want = loaded
     logits, _ = ours(second, ours(first)[1])
     (logits.log_softmax(-1) * weight).sum().backward()
-    for name, p in want.named_parameters():
-        grad = ours.get_parameter(name).grad
-        assert grad is not None, name
-        torch.testing.assert_close(grad, p.detach(), rtol=1e-4, atol=2e-4, msg=name)
+    for parameter, p in want.named_parameters():
+        grad = ours.get_parameter(parameter).grad
+        assert grad is not None, parameter
+        torch.testing.assert_close(grad, p.detach(), rtol=1e-4, atol=2e-4, msg=parameter)
 
 
 OTHER_NAMES = {"vocab_size": "n_token", "d_model": "hidden_size", "n_head": "num_attention_heads",
